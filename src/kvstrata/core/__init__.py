@@ -1,0 +1,1 @@
+"""The vocabulary of all other packages: keys, requests, results and abstract contracts."""

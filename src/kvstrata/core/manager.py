@@ -1,0 +1,176 @@
+"""The contract between an engine's scheduler and whatever keeps its chunks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvstrata.core.events import OffloadingEvent
+from kvstrata.core.keys import JobId, OffloadKey
+from kvstrata.core.memory import SlotView
+from kvstrata.core.request import ReqContext, ScheduleEndContext
+from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
+from kvstrata.core.stats import Stats
+
+NO_KEYS: frozenset[OffloadKey] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOffloadingContext:
+    """What a manager says to a new request.
+
+    Attributes:
+        store: Whether it is worth offering chunks of this request at all.
+        load: Whether it is worth looking up.
+    """
+
+    store: bool = True
+    load: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownReport:
+    """What became of chunks that only the primary held, and of the work in flight.
+
+    Attributes:
+        num_flushed: Chunks that reached a tier that outlives the process.
+        num_abandoned: Chunks that did not, though their write policy wanted it.
+        stuck_jobs: Jobs that did not end in time.
+        num_restorable: Chunks that the next start can find, where known.
+    """
+
+    num_flushed: int = 0
+    num_abandoned: int = 0
+    stuck_jobs: Sequence[JobId] = field(default_factory=tuple)
+    num_restorable: int | None = None
+
+
+class OffloadingManager(ABC):
+    """Decides where chunks are: keys in, slots out. It moves no bytes itself.
+
+    A request may call from `on_new_request` to `on_request_finished`; a store or load that
+    completes later is settled all the same. Calls for a request that is not known are served
+    without state of their own, and their completions ignored with a counter.
+
+    Thread: one, the scheduler's, unless a method says otherwise. Blocks: never, except `shutdown`.
+    """
+
+    @property
+    @abstractmethod
+    def slots(self) -> SlotView:
+        """The primary's bytes; `slots[i]` is slot i as a writable memoryview."""
+
+    @abstractmethod
+    def on_new_request(self, ctx: ReqContext) -> RequestOffloadingContext:
+        """Start a request.
+
+        Raises:
+            ContractError: A request of this id is live already.
+        """
+
+    @abstractmethod
+    def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> int | None:
+        """Return the length of the longest prefix of `keys` that can be loaded now.
+
+        None: part of it is being fetched or not known yet and worth waiting for; ask again on a
+        later step. May promote from slower tiers, pins nothing, and may be called any number of
+        times.
+        """
+
+    @abstractmethod
+    def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
+        """Return the state of each key, as far as it is known without asking. Changes nothing."""
+
+    @abstractmethod
+    def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
+        """Note one use of these chunks by the request, in prefix order, resident or not.
+
+        Repeated touches by the same request refresh recency and count as one use.
+        """
+
+    @abstractmethod
+    def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
+        """Pin chunks and say where they are: `spec.slots[i]` holds `keys[i]` until completed.
+
+        Keys may repeat; a key that this request already loads is pinned once more.
+
+        Raises:
+            ContractError: A key is not loadable (look it up first in this step). Nothing is pinned.
+        """
+
+    @abstractmethod
+    def complete_load(
+        self,
+        keys: Collection[OffloadKey],
+        ctx: ReqContext,
+        failed: Collection[OffloadKey] = NO_KEYS,
+    ) -> None:
+        """Settle a prepared load, or part of it.
+
+        Args:
+            keys: All keys that are settled now, failed ones included; each one time for every time
+                it was prepared.
+            ctx: The request that prepared them.
+            failed: Those whose copy failed. The chunk itself stays.
+
+        Raises:
+            ContractError: A live request settles what it did not prepare. Nothing is unpinned.
+        """
+
+    @abstractmethod
+    def prepare_store(
+        self, keys: Sequence[OffloadKey], ctx: ReqContext
+    ) -> PrepareStoreOutput | None:
+        """Offer chunks in prefix order; get slots for those that are new and admitted.
+
+        Keys may repeat. Chunks that are present or being written are left out of the answer. None:
+        no room now, though there would be if copies in flight ended; offer again later.
+        """
+
+    @abstractmethod
+    def complete_store(
+        self,
+        keys: Collection[OffloadKey],
+        ctx: ReqContext,
+        failed: Collection[OffloadKey] = NO_KEYS,
+    ) -> None:
+        """Settle a prepared store, or part of it; what arrived can be looked up at once.
+
+        Args:
+            keys: All keys that are settled now, failed ones included.
+            ctx: The request that prepared them.
+            failed: Those whose bytes did not arrive; their slots are free again.
+
+        Raises:
+            ContractError: A live request settles what it did not prepare. Nothing is settled.
+        """
+
+    @abstractmethod
+    def on_request_finished(self, ctx: ReqContext) -> None:
+        """End a request. Its copies in flight go on and may be completed later."""
+
+    @abstractmethod
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Close the step: act on the context, submit what was deferred, expire what is due."""
+
+    @abstractmethod
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Return the events since the last call, oldest first. Changes nothing else."""
+
+    @abstractmethod
+    def has_pending_work(self) -> bool:
+        """Say whether steps are still needed for copies in flight to be noticed."""
+
+    @abstractmethod
+    def reset_cache(self) -> None:
+        """Forget every chunk. Copies in flight end without effect; their slots come back then."""
+
+    @abstractmethod
+    def get_stats(self) -> Stats:
+        """Return a snapshot of use and counters. Thread: any."""
+
+    @abstractmethod
+    def shutdown(self, timeout_s: float = 10.0) -> ShutdownReport:
+        """Flush what should outlive the process, end all copies, release memory and threads.
+
+        Blocks: at most about `timeout_s`. Later calls return the same report.
+        """

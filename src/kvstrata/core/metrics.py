@@ -1,0 +1,47 @@
+"""One table of every metric: name, kind, unit, labels and what it means."""
+
+from typing import Final, NamedTuple
+
+
+class Metric(NamedTuple):
+    """A row of the table; `kind` is "gauge" or "counter"."""
+
+    name: str
+    kind: str
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+PRIMARY_METRICS: Final = (
+    Metric("num_slots", "gauge", "chunks", "places in the primary"),
+    Metric("num_resident", "gauge", "chunks", "places whose chunk can be loaded"),
+    Metric("num_writing", "gauge", "chunks", "places reserved for a copy in flight"),
+    Metric("num_free", "gauge", "chunks", "places that hold nothing"),
+    Metric("num_pinned", "gauge", "chunks", "resident places that a copy in flight reads"),
+    Metric("num_protected", "gauge", "chunks", "chunks kept for preempted requests"),
+    Metric("num_evictable", "gauge", "chunks", "resident places that could be freed now"),
+    Metric("num_requests", "gauge", "requests", "requests with state in the manager"),
+    Metric("num_events", "gauge", "events", "events waiting for take_events()"),
+    Metric("requested_bytes", "gauge", "bytes", "payload bytes that the settings ask for"),
+    Metric("reserved_bytes", "gauge", "bytes", "address space of the region, rows aligned"),
+    Metric("lookups", "counter", "calls", "lookup calls"),
+    Metric("lookup_chunks", "counter", "chunks", "keys asked for, the denominator of hits"),
+    Metric("hit_chunks", "counter", "chunks", "keys answered as loadable prefix"),
+    Metric("offered_chunks", "counter", "chunks", "keys offered for storing"),
+    Metric("stored_chunks", "counter", "chunks", "chunks whose store completed"),
+    Metric("stored_bytes", "counter", "bytes", "payload of those"),
+    Metric("present_chunks", "counter", "chunks", "offered chunks that were there already"),
+    Metric("refused_chunks", "counter", "chunks", "offered chunks that the policy refused"),
+    Metric("no_room", "counter", "calls", "stores answered with no room"),
+    Metric("failed_store_chunks", "counter", "chunks", "chunks whose store failed"),
+    Metric("loaded_chunks", "counter", "chunks", "chunks loaded by the engine"),
+    Metric("loaded_bytes", "counter", "bytes", "payload of those"),
+    Metric("failed_load_chunks", "counter", "chunks", "chunks whose load failed"),
+    Metric("evicted_chunks", "counter", "chunks", "chunks that left to make room"),
+    Metric("expired_chunks", "counter", "chunks", "chunks whose ttl_s ended"),
+    Metric("deleted_chunks", "counter", "chunks", "chunks removed by delete"),
+    Metric("late_completions", "counter", "calls", "completions for requests not known any more"),
+    Metric("hint_errors", "counter", "hints", "hints that were unknown or bad"),
+    Metric("dropped_events", "counter", "events", "events dropped because nobody took them"),
+)
