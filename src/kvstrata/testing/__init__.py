@@ -8,15 +8,17 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kvstrata.testing.chunks import POISON, FakeRegion, numbered_key, pattern, poison
+from kvstrata.testing.chunks import POISON, FakeRegion, chain, numbered_key, pattern, poison
 from kvstrata.testing.clock import FakeClock
 from kvstrata.testing.fake_tier import EVERY_KEY, FakeBackend, FakeTier
 
 if TYPE_CHECKING:
+    from kvstrata.testing.policy_suite import PolicySuite
     from kvstrata.testing.reading_tier_suite import ReadingTierSuite
     from kvstrata.testing.tier_suite import SecondaryTierSuite
 
 _SUITES = {
+    "PolicySuite": "policy_suite",
     "ReadingTierSuite": "reading_tier_suite",
     "SecondaryTierSuite": "tier_suite",
 }
@@ -28,8 +30,10 @@ __all__ = [
     "FakeClock",
     "FakeRegion",
     "FakeTier",
+    "PolicySuite",
     "ReadingTierSuite",
     "SecondaryTierSuite",
+    "chain",
     "numbered_key",
     "pattern",
     "poison",
