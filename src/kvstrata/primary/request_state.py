@@ -1,6 +1,7 @@
 """What the primary remembers of one request: its trail, its copies, its protected chunks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -12,18 +13,25 @@ from kvstrata.core.request import ReqContext
 from kvstrata.core.tenants import TenantResolver
 
 
+class Held(NamedTuple):
+    """Distinct chunks that something holds, and the table's epoch when it took hold."""
+
+    keys: list[OffloadKey]
+    epoch: int
+
+
 class RequestState:
     """One request in the primary; also the owner of the slots that it writes.
 
     Attributes:
-        loading: Chunk to slot, for each chunk that the request has pinned.
-        reloads: The same again for chunks that it has pinned more than one time.
+        loads: What the request loads, one record for each `prepare_load` not yet completed.
         num_storing: Slots that it writes.
+        protected: Its chunks that are protected since it was preempted.
         is_live: Between `on_new_request` and `on_request_finished`.
-        key_expires_at_s: The same for single chunks, where retention ranges say so.
         touched: Its chunks as last touched, in prefix order.
         offered: Chunks that it offered for storing, in order.
         expires_at_s: Wall time at which what it stores must be gone; None for never.
+        key_expires_at_s: The same for single chunks, where retention ranges say so.
     """
 
     __slots__ = (
@@ -31,46 +39,70 @@ class RequestState:
         "expires_at_s",
         "is_live",
         "key_expires_at_s",
-        "loading",
+        "loads",
         "num_storing",
         "offered",
         "protected",
-        "reloads",
         "touched",
         "trail",
     )
 
     ctx: ReqContext
     trail: RequestTrail
-    loading: dict[OffloadKey, int]
-    reloads: list[tuple[OffloadKey, int]]
+    loads: list[Held]
     num_storing: int
-    protected: list[OffloadKey]
+    protected: Held | None
     is_live: bool
-    key_expires_at_s: dict[OffloadKey, float]
     touched: Sequence[OffloadKey]
     offered: list[OffloadKey]
     expires_at_s: float | None
+    key_expires_at_s: dict[OffloadKey, float] | None
 
     def __init__(self, ctx: ReqContext, trail: RequestTrail) -> None:
         self.ctx = ctx
         self.trail = trail
-        self.loading = {}
-        self.reloads = []
+        self.loads = []
         self.num_storing = 0
-        self.protected = []
+        self.protected = None
         self.is_live = False
-        self.key_expires_at_s = {}
         self.touched = ()
         self.offered = []
         self.expires_at_s = None
+        self.key_expires_at_s = None
+
+    def used_keys(self) -> list[OffloadKey]:
+        """Return all chunks of the request, as far as it has named them, in prefix order."""
+        return list(dict.fromkeys([*self.touched, *self.offered]))
+
+    def take_loads(self, keys: Collection[OffloadKey]) -> tuple[list[Held], list[OffloadKey]]:
+        """Take keys out of the open loads, each one time; return what was found and the rest."""
+        if len(self.loads) == 1 and self.loads[0].keys == keys:
+            return [self.loads.pop()], []
+        found: list[Held] = []
+        unknown = list(dict.fromkeys(keys))
+        for load in self.loads:
+            taken = [key for key in unknown if key in load.keys]
+            if taken:
+                found.append(Held(taken, load.epoch))
+                unknown = [key for key in unknown if key not in taken]
+        return found, unknown
+
+    def forget_loads(self, found: list[Held]) -> None:
+        """Close, in part or whole, what `take_loads` found in open loads."""
+        for done in found:
+            for i, load in enumerate(self.loads):
+                if load.epoch == done.epoch and set(done.keys) <= set(load.keys):
+                    rest = [key for key in load.keys if key not in done.keys]
+                    self.loads[i : i + 1] = [Held(rest, load.epoch)] if rest else []
+                    break
 
     def apply_ranges(self, tokens_per_chunk: int, wall_s: float) -> None:
         """Work out priority and lifetime of single chunks from the retention hint."""
         priorities = self.trail.key_priority
         if not isinstance(priorities, dict):
             return
-        for i, key in enumerate(dict.fromkeys([*self.touched, *self.offered])):
+        lifetimes = self.key_expires_at_s = self.key_expires_at_s or {}
+        for i, key in enumerate(self.used_keys()):
             start, end = i * tokens_per_chunk, (i + 1) * tokens_per_chunk
             for span in self.ctx.hints.retention:
                 if end <= span.start or (span.end is not None and start >= span.end):
@@ -78,12 +110,12 @@ class RequestState:
                 if span.priority is not None:
                     priorities[key] = span.priority
                 if span.ttl_s is not None:
-                    self.key_expires_at_s.setdefault(key, wall_s + span.ttl_s)
+                    lifetimes.setdefault(key, wall_s + span.ttl_s)
 
     @property
     def is_idle(self) -> bool:
         """Whether no copy of the request is open."""
-        return not (self.loading or self.num_storing)
+        return not (self.loads or self.num_storing)
 
     @override
     def __repr__(self) -> str:
@@ -136,6 +168,10 @@ class RequestTable:
         if lifetimes:
             state.expires_at_s = self._clock.wall_s() + min(lifetimes)
         return state
+
+    def has_copies(self) -> bool:
+        """Say whether any request has a copy open."""
+        return any(not state.is_idle for state in self._states.values())
 
     def drop_if_done(self, state: RequestState) -> None:
         """Forget the state of a request that is neither live nor has a copy open."""
