@@ -29,53 +29,23 @@ class Run:
             `RunQueue`, and whatever else it wants.
     """
 
-    __slots__ = (
-        "expires_at_s",
-        "is_dropped",
-        "keys",
-        "num_children",
-        "num_holds",
-        "older",
-        "owner",
-        "parent",
-        "pool",
-        "priority",
-        "slots",
-        "state",
-        "used_s",
-        "younger",
-    )
-
-    keys: list[OffloadKey]
-    slots: list[int]
-    owner: Hashable | None
-    num_holds: int
-    parent: "Run | None"
-    num_children: int
-    priority: int
-    pool: str | None
-    expires_at_s: float | None
-    is_dropped: bool
-    used_s: float
-    older: "Run | None"
-    younger: "Run | None"
-    state: object
+    # Defaults live in the class, so that making a run sets three attributes and not fourteen.
+    num_holds: int = 0
+    parent: "Run | None" = None
+    num_children: int = 0
+    priority: int = PRIORITY_DEFAULT
+    pool: str | None = None
+    expires_at_s: float | None = None
+    is_dropped: bool = False
+    used_s: float = 0.0
+    older: "Run | None" = None
+    younger: "Run | None" = None
+    state: object = None
 
     def __init__(self, keys: list[OffloadKey], slots: list[int], owner: Hashable | None) -> None:
         self.keys = keys
         self.slots = slots
         self.owner = owner
-        self.num_holds = 0
-        self.parent = None
-        self.num_children = 0
-        self.priority = PRIORITY_DEFAULT
-        self.pool = None
-        self.expires_at_s = None
-        self.is_dropped = False
-        self.used_s = 0.0
-        self.older = None
-        self.younger = None
-        self.state = None
 
 
 class RunQueue:
@@ -146,11 +116,8 @@ class RunQueue:
         return runs
 
 
-class Victim(NamedTuple):
-    """The last `num_chunks` chunks of a run leave; all of them where that is its length."""
-
-    run: Run
-    num_chunks: int
+Victim = tuple[Run, int]
+"""The last so many chunks of a run leave; all of them where that is its length."""
 
 
 class Admission(NamedTuple):
@@ -172,6 +139,8 @@ class RequestTrail:
         priority: Eviction class, 0 to 100: chunks of a lower class leave first.
         key_priority: Priority of single chunks where the request gave ranges; None for most.
             The caller may add to it.
+        expires_at_s: Wall time at which what the request stores must be gone; None for never.
+        key_expires_at_s: The same for single chunks, where the request gave ranges.
         session: What the client knows of the session: more turns will come, or it is over.
         pool: Share of the tier that the request's chunks count against; None for the common one.
         runs: The tracked runs that the request used or stored, in prefix order. Kept by the
@@ -180,27 +149,17 @@ class RequestTrail:
         state: Whatever the policy wants to remember of the request.
     """
 
-    __slots__ = ("key_priority", "last_stored", "pool", "priority", "runs", "session", "state")
+    priority: int = PRIORITY_DEFAULT
+    key_priority: Mapping[OffloadKey, int] | None = None
+    expires_at_s: float | None = None
+    key_expires_at_s: Mapping[OffloadKey, float] | None = None
+    session: SessionHint | None = None
+    pool: str | None = None
+    last_stored: Run | None = None
+    state: object = None
 
-    runs: list[Run]
-    last_stored: Run | None
-    state: object
-
-    def __init__(
-        self,
-        priority: int = PRIORITY_DEFAULT,
-        session: SessionHint | None = None,
-        key_priority: Mapping[OffloadKey, int] | None = None,
-        pool: str | None = None,
-    ) -> None:
-        """Start with no runs."""
-        self.priority = priority
-        self.session = session
-        self.key_priority = key_priority
-        self.pool = pool
-        self.runs = []
-        self.last_stored = None
-        self.state = None
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
 
 
 class EvictionPolicy(ABC):

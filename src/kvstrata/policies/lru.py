@@ -59,15 +59,19 @@ class LruPolicy(EvictionPolicy):
         while run is not None and count:
             if not run.num_holds and run not in kept:
                 num_taken = min(count, len(run.keys))
-                victims.append(Victim(run, num_taken))
+                victims.append((run, num_taken))
                 count -= num_taken
             run = run.younger
         return victims
 
     @override
     def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
-        self._queue.add_youngest(run)
-        self._make_youngest(trail.runs)
+        queue, runs = self._queue, trail.runs
+        if runs and runs[0] is queue.youngest:  # nobody came since the request's last access
+            queue.add_older(run, than=runs[-1])
+            return
+        queue.add_youngest(run)
+        self._make_youngest(runs)
 
     @override
     def split(self, head: Run, tail: Run) -> None:

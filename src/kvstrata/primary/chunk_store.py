@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ContractError
@@ -12,7 +11,7 @@ from kvstrata.core.events import PRIMARY_MEDIUM, EventKind, OffloadingEvent, Rem
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import EvictionPolicy, RequestTrail, Run
 from kvstrata.primary.retention import Expiry
-from kvstrata.primary.run_table import RunTable, Settled
+from kvstrata.primary.run_table import Held, RunTable, Settled
 
 Removed = Callable[[Sequence[OffloadKey], RemovalReason], None]
 
@@ -34,13 +33,8 @@ class PrimaryLimits:
     tokens_per_chunk: int = 1
 
 
-class Reservation(NamedTuple):
-    """Slots that a writer got; `keys[i]` goes to `slots[i]`. `evicted` made room."""
-
-    keys: Sequence[OffloadKey]
-    slots: Sequence[int]
-    evicted: Sequence[OffloadKey]
-    is_refusal: bool
+Reservation = tuple[Sequence[OffloadKey], Sequence[int], Sequence[OffloadKey], bool]
+"""What a writer got: keys, the slot of each, who was evicted, whether the rest was refused."""
 
 
 class ChunkStore:
@@ -76,18 +70,12 @@ class ChunkStore:
         trail.runs = runs
         self.policy.access(trail, keys, runs, self.clock.now_s())
 
-    def reserve(
-        self,
-        keys: list[OffloadKey],
-        owner: Hashable,
-        trail: RequestTrail,
-        expires_at_s: float | None = None,
-        key_expires_at_s: dict[OffloadKey, float] | None = None,
-    ) -> Reservation:
+    def reserve(self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail) -> Reservation:
         """Get slots for these absent, distinct keys, from the first on as far as admitted."""
-        table, policy, now_s = self.table, self.policy, self.clock.now_s()
-        trail.runs = [run for run in trail.runs if run.keys and not run.is_dropped]
-        num_admitted, victims, is_refusal = policy.admit(trail, keys, table.num_free, now_s)
+        table, now_s = self.table, self.clock.now_s()
+        if trail.runs:
+            trail.runs = [run for run in trail.runs if run.keys and not run.is_dropped]
+        num_admitted, victims, is_refusal = self.policy.admit(trail, keys, table.num_free, now_s)
         evicted: list[OffloadKey] = []
         for run, count in victims:
             evicted += table.cut_tail(run, count)
@@ -98,49 +86,25 @@ class ChunkStore:
             self.num_refused += (len(keys) - num_admitted) if is_refusal else 0
             keys = keys[:num_admitted]
         slots: list[int] = []
-        if keys:
-            if trail.key_priority or key_expires_at_s:
-                slots = self._insert_ranges(keys, owner, trail, expires_at_s, key_expires_at_s)
-            else:
-                slots = self._insert(keys, owner, trail, trail.priority, expires_at_s)
-        return Reservation(keys, slots, evicted, is_refusal)
+        if trail.key_priority or trail.key_expires_at_s:
+            for stretch in _equal_stretches(keys, trail):
+                slots += self._insert(stretch, owner, trail, now_s)
+        elif keys:
+            slots = self._insert(keys, owner, trail, now_s)
+        return keys, slots, evicted, is_refusal
 
     def _insert(
-        self,
-        keys: list[OffloadKey],
-        owner: Hashable,
-        trail: RequestTrail,
-        priority: int,
-        expires_at_s: float | None,
+        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail, now_s: float
     ) -> list[int]:
         run = self.table.reserve(keys, owner, trail.runs[-1] if trail.runs else None)
-        run.priority, run.pool = priority, trail.pool
-        if expires_at_s is not None:
-            run.expires_at_s = expires_at_s
+        run.priority, run.expires_at_s = _standing(keys[0], trail)
+        run.pool = trail.pool
+        if run.expires_at_s is not None:
             self.expiry.sweep(2 * len(self.table) + 64)
             self.expiry.add(run)
-        self.policy.insert(trail, run, self.clock.now_s())
+        self.policy.insert(trail, run, now_s)
         trail.runs.append(run)
         return list(run.slots)
-
-    def _insert_ranges(
-        self,
-        keys: list[OffloadKey],
-        owner: Hashable,
-        trail: RequestTrail,
-        expires_at_s: float | None,
-        key_expires_at_s: dict[OffloadKey, float] | None,
-    ) -> list[int]:
-        """Insert one run for each stretch of equal priority and lifetime."""
-        priorities, lifetimes = trail.key_priority or {}, key_expires_at_s or {}
-
-        def standing(key: OffloadKey) -> tuple[int, float | None]:
-            return priorities.get(key, trail.priority), lifetimes.get(key, expires_at_s)
-
-        slots: list[int] = []
-        for (priority, at_s), stretch in groupby(keys, key=standing):
-            slots += self._insert(list(stretch), owner, trail, priority, at_s)
-        return slots
 
     def written_by(
         self, owner: Hashable, keys: Collection[OffloadKey]
@@ -163,7 +127,9 @@ class ChunkStore:
                     self.policy.remove(run)
         settled = self.table.settle(runs, failed)
         if settled.stored:
-            keys = [key for run in settled.stored for key in run.keys]
+            keys: list[OffloadKey] = []
+            for run in settled.stored:
+                keys += run.keys
             self.note(OffloadingEvent(EventKind.STORED, keys, PRIMARY_MEDIUM))
             if trail is not None:
                 for run in settled.stored:
@@ -185,19 +151,17 @@ class ChunkStore:
             self.table.join(run)
             trail.last_stored = head
 
-    def hold(self, keys: Sequence[OffloadKey]) -> list[int]:
-        """Forbid that these distinct resident chunks leave; return their slots.
+    def hold(self, keys: list[OffloadKey]) -> Held:
+        """Forbid that these distinct resident chunks leave.
 
         Raises:
             ContractError: One of them can't be loaded. Nothing is held.
         """
         runs = self.table.resident_runs(keys)
-        slots = [slot for run in runs for slot in run.slots]
-        if len(slots) < len(keys):
+        if sum([len(run.keys) for run in runs]) < len(keys):
             missing = next(key for key in keys if not self.is_resident(key))
             raise ContractError(f"{missing.hex()} can't be loaded from the primary")
-        self.table.hold(runs)
-        return slots
+        return self.table.hold(runs, keys)
 
     def is_resident(self, key: OffloadKey) -> bool:
         """Say whether the key can be loaded."""
@@ -257,3 +221,18 @@ class ChunkStore:
         self.policy.check()
         here, _ = self.table.all_runs()
         assert set(self.policy.runs()) == set(here)
+
+
+def _standing(key: OffloadKey, trail: RequestTrail) -> tuple[int, float | None]:
+    """Return priority and expiry time of a chunk that the request stores."""
+    priority, expires_at_s = trail.priority, trail.expires_at_s
+    if trail.key_priority:
+        priority = trail.key_priority.get(key, priority)
+    if trail.key_expires_at_s:
+        expires_at_s = trail.key_expires_at_s.get(key, expires_at_s)
+    return priority, expires_at_s
+
+
+def _equal_stretches(keys: list[OffloadKey], trail: RequestTrail) -> list[list[OffloadKey]]:
+    """Cut keys where priority or lifetime changes."""
+    return [list(stretch) for _, stretch in groupby(keys, key=lambda key: _standing(key, trail))]

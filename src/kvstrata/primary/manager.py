@@ -16,14 +16,16 @@ from kvstrata.core.manager import (
 )
 from kvstrata.core.memory import SlotView
 from kvstrata.core.policy import EvictionPolicy
-from kvstrata.core.request import ReqContext, ScheduleEndContext
+from kvstrata.core.request import NO_HINTS, ReqContext, ScheduleEndContext
 from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
 from kvstrata.core.stats import Stats
 from kvstrata.core.tenants import TenantResolver
 from kvstrata.primary.chunk_store import ChunkStore, PrimaryLimits
 from kvstrata.primary.counters import Counters, primary_stats
 from kvstrata.primary.protection import Protection
-from kvstrata.primary.request_state import Held, RequestState, RequestTable
+from kvstrata.primary.request_state import RequestState, RequestTable
+
+WELCOME = RequestOffloadingContext()
 
 
 def _nothing_stored() -> PrepareStoreOutput:
@@ -76,15 +78,17 @@ class CPUOffloadingManager(OffloadingManager):
     def on_new_request(self, ctx: ReqContext) -> RequestOffloadingContext:
         self.requests.start(ctx)
         hints = ctx.hints
+        if hints is NO_HINTS:
+            return WELCOME
         self._counters.hint_errors += len(hints.problems)
         return RequestOffloadingContext(store=hints.store, load=hints.max_load_tokens != 0)
 
     @override
     def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> int | None:
         store = self.store
-        if store.expiry:
+        if store.expiry.watched:
             store.expire()
-        if self._protection:
+        if self._protection.until_s:
             self._resume(ctx.req_id)
         count = store.table.count_prefix(keys)
         limit = ctx.hints.max_load_tokens
@@ -129,11 +133,11 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
-        store = self.store
-        distinct = keys if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
-        slots = store.hold(distinct)
-        self.requests.get(ctx).loads.append(Held(list(distinct), store.table.epoch))
-        if distinct is not keys:
+        distinct = list(keys) if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
+        held = self.store.hold(distinct)
+        self.requests.get(ctx).loads.append(held)
+        slots = [slot for run in held.runs for slot in run.slots]
+        if len(distinct) < len(keys):
             slot_of = dict(zip(distinct, slots, strict=True))
             slots = [slot_of[key] for key in keys]
         return LoadStoreSpec(slots)
@@ -149,12 +153,13 @@ class CPUOffloadingManager(OffloadingManager):
         if state is None:
             self._counters.late_completions += 1
             return
-        found, unknown = state.take_loads(keys)
+        found, unknown = state.find_loads(keys)
         if unknown:
             self._refuse_unknown(state, unknown, "loading")
         num_loaded = 0
+        state.close_loads(found)
         for held in found:
-            self.store.table.unhold(*held)
+            self.store.table.unhold(held)
             num_loaded += len(held.keys)
         num_failed = len(failed) and sum(key in failed for held in found for key in held.keys)
         self._counters.failed_load_chunks += num_failed
@@ -178,9 +183,9 @@ class CPUOffloadingManager(OffloadingManager):
             return _nothing_stored()
         state = self.requests.get(ctx)
         state.offered += keys
-        if self._protection:
+        if self._protection.until_s:
             self._resume(ctx.req_id)
-        if store.expiry:
+        if store.expiry.watched:
             store.expire()
         new = store.table.absent(keys)
         counters.present_chunks += len(keys) - len(new)
@@ -189,9 +194,7 @@ class CPUOffloadingManager(OffloadingManager):
             return _nothing_stored()
         if ctx.hints.retention:
             state.apply_ranges(self._limits.tokens_per_chunk, store.clock.wall_s())
-        stored, slots, evicted, is_refusal = store.reserve(
-            new, state, state.trail, state.expires_at_s, state.key_expires_at_s
-        )
+        stored, slots, evicted, is_refusal = store.reserve(new, state, state.trail)
         if not stored:
             self.requests.drop_if_done(state)
             if not is_refusal:
@@ -233,16 +236,16 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        if self._protection:
+        if self._protection.until_s:
             for req_id in context.new_req_ids:
                 self._resume(req_id)
         for req_id in context.preempted_req_ids:
             state = self.requests.find(req_id)
             if state is not None and state.is_live:
                 self._protection.protect(state, self.store.clock.now_s())
-        if self._protection:
+        if self._protection.until_s:
             self._protection.expire(self.store.clock.now_s())
-        if self.store.expiry:
+        if self.store.expiry.watched:
             self.store.expire()
 
     @override

@@ -1,7 +1,6 @@
 """What the primary remembers of one request: its trail, its copies, its protected chunks."""
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
 
 from typing_extensions import override
 
@@ -9,15 +8,9 @@ from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ContractError
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import RequestTrail
-from kvstrata.core.request import ReqContext
-from kvstrata.core.tenants import TenantResolver
-
-
-class Held(NamedTuple):
-    """Distinct chunks that something holds, and the table's epoch when it took hold."""
-
-    keys: list[OffloadKey]
-    epoch: int
+from kvstrata.core.request import NO_HINTS, ReqContext
+from kvstrata.core.tenants import PLAIN_TENANT, TenantResolver
+from kvstrata.primary.run_table import Held
 
 
 class RequestState:
@@ -30,78 +23,54 @@ class RequestState:
         is_live: Between `on_new_request` and `on_request_finished`.
         touched: Its chunks as last touched, in prefix order.
         offered: Chunks that it offered for storing, in order.
-        expires_at_s: Wall time at which what it stores must be gone; None for never.
-        key_expires_at_s: The same for single chunks, where retention ranges say so.
     """
 
-    __slots__ = (
-        "ctx",
-        "expires_at_s",
-        "is_live",
-        "key_expires_at_s",
-        "loads",
-        "num_storing",
-        "offered",
-        "protected",
-        "touched",
-        "trail",
-    )
+    num_storing: int = 0
+    protected: Held | None = None
+    is_live: bool = False
+    touched: Sequence[OffloadKey] = ()
 
-    ctx: ReqContext
-    trail: RequestTrail
-    loads: list[Held]
-    num_storing: int
-    protected: Held | None
-    is_live: bool
-    touched: Sequence[OffloadKey]
-    offered: list[OffloadKey]
-    expires_at_s: float | None
-    key_expires_at_s: dict[OffloadKey, float] | None
-
-    def __init__(self, ctx: ReqContext, trail: RequestTrail) -> None:
+    def __init__(self, ctx: ReqContext) -> None:
         self.ctx = ctx
-        self.trail = trail
-        self.loads = []
-        self.num_storing = 0
-        self.protected = None
-        self.is_live = False
-        self.touched = ()
-        self.offered = []
-        self.expires_at_s = None
-        self.key_expires_at_s = None
+        self.trail = RequestTrail()
+        self.loads: list[Held] = []
+        self.offered: list[OffloadKey] = []
 
     def used_keys(self) -> list[OffloadKey]:
         """Return all chunks of the request, as far as it has named them, in prefix order."""
         return list(dict.fromkeys([*self.touched, *self.offered]))
 
-    def take_loads(self, keys: Collection[OffloadKey]) -> tuple[list[Held], list[OffloadKey]]:
-        """Take keys out of the open loads, each one time; return what was found and the rest."""
-        if len(self.loads) == 1 and self.loads[0].keys == keys:
-            return [self.loads.pop()], []
+    def find_loads(self, keys: Collection[OffloadKey]) -> tuple[list[Held], list[OffloadKey]]:
+        """Find keys in the open loads, each one time; return what was found and the rest."""
+        for load in self.loads:
+            if load.keys == keys:
+                return [load], []
         found: list[Held] = []
         unknown = list(dict.fromkeys(keys))
         for load in self.loads:
             taken = [key for key in unknown if key in load.keys]
             if taken:
-                found.append(Held(taken, load.epoch))
+                found.append(load._replace(keys=taken, num_splits=-1))
                 unknown = [key for key in unknown if key not in taken]
         return found, unknown
 
-    def forget_loads(self, found: list[Held]) -> None:
-        """Close, in part or whole, what `take_loads` found in open loads."""
+    def close_loads(self, found: Iterable[Held]) -> None:
+        """Close, in part or as a whole, what `find_loads` found in the open loads."""
         for done in found:
             for i, load in enumerate(self.loads):
+                if load is done:
+                    del self.loads[i]
+                    break
                 if load.epoch == done.epoch and set(done.keys) <= set(load.keys):
                     rest = [key for key in load.keys if key not in done.keys]
-                    self.loads[i : i + 1] = [Held(rest, load.epoch)] if rest else []
+                    kept = load._replace(keys=rest, num_splits=-1)
+                    self.loads[i : i + 1] = [kept] if rest else []
                     break
 
     def apply_ranges(self, tokens_per_chunk: int, wall_s: float) -> None:
         """Work out priority and lifetime of single chunks from the retention hint."""
-        priorities = self.trail.key_priority
-        if not isinstance(priorities, dict):
-            return
-        lifetimes = self.key_expires_at_s = self.key_expires_at_s or {}
+        priorities = dict(self.trail.key_priority or {})
+        lifetimes = dict(self.trail.key_expires_at_s or {})
         for i, key in enumerate(self.used_keys()):
             start, end = i * tokens_per_chunk, (i + 1) * tokens_per_chunk
             for span in self.ctx.hints.retention:
@@ -111,6 +80,7 @@ class RequestState:
                     priorities[key] = span.priority
                 if span.ttl_s is not None:
                     lifetimes.setdefault(key, wall_s + span.ttl_s)
+        self.trail.key_priority, self.trail.key_expires_at_s = priorities, lifetimes
 
     @property
     def is_idle(self) -> bool:
@@ -159,14 +129,16 @@ class RequestTable:
         return state
 
     def _make(self, ctx: ReqContext) -> RequestState:
-        hints = ctx.hints
-        tenant = self._tenants.resolve(ctx)
-        pool = tenant.name if tenant.config.quota < 1 else None
-        ranged: dict[OffloadKey, int] | None = {} if hints.retention else None
-        state = RequestState(ctx, RequestTrail(hints.priority, hints.session, ranged, pool))
+        state = RequestState(ctx)
+        hints, tenant = ctx.hints, self._tenants.resolve(ctx)
+        if hints is NO_HINTS and tenant.config is PLAIN_TENANT:
+            return state
+        trail = state.trail
+        trail.priority, trail.session = hints.priority, hints.session
+        trail.pool = tenant.name if tenant.config.quota < 1 else None
         lifetimes = [t for t in (hints.ttl_s, tenant.config.ttl_s) if t is not None]
         if lifetimes:
-            state.expires_at_s = self._clock.wall_s() + min(lifetimes)
+            trail.expires_at_s = self._clock.wall_s() + min(lifetimes)
         return state
 
     def has_copies(self) -> bool:

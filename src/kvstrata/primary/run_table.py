@@ -7,6 +7,15 @@ from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import Run
 
 
+class Held(NamedTuple):
+    """Distinct chunks that something holds, and where the table stood when it took hold."""
+
+    keys: list[OffloadKey]
+    runs: list[Run]
+    num_splits: int
+    epoch: int
+
+
 class Settled(NamedTuple):
     """Runs that can be loaded now and their chunks, keys whose copy failed, and chunks in all."""
 
@@ -39,7 +48,8 @@ class RunTable:
         self._free = list(range(num_slots - 1, -1, -1))
         self._run_of: dict[OffloadKey, Run] = {}
         self._dropped: list[tuple[int, Run]] = []  # (epoch, run): without keys, slots in use
-        self.epoch = 0  # counts drops: tells a hold on what was dropped from one on what is here
+        self._epoch = 0  # counts drops: tells a hold on what was dropped from one on what is here
+        self._num_splits = 0
 
     @property
     def num_free(self) -> int:
@@ -74,8 +84,13 @@ class RunTable:
             run = find(keys[count])
             if run is None or run.owner is not None:
                 break
-            start = 0 if run.keys[0] == keys[count] else run.keys.index(keys[count])
-            count += _num_common(run.keys, start, keys, count)
+            run_keys = run.keys
+            end = count + len(run_keys)
+            if keys[count:end] == run_keys:  # by far the usual case, and faster than what follows
+                count = end
+                continue
+            start = run_keys.index(keys[count])
+            count += _num_common(run_keys, start, keys, count)
         return count
 
     def absent(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
@@ -99,9 +114,12 @@ class RunTable:
             elif run.owner is not None:
                 at += 1
             else:
-                run = self._cut_out(run, keys, at)
+                end = at + len(run.keys)
+                if keys[at:end] != run.keys:
+                    run = self._cut_out(run, keys, at)
+                    end = at + len(run.keys)
                 runs.append(run)
-                at += len(run.keys)
+                at = end
         return runs
 
     def _cut_out(self, run: Run, keys: Sequence[OffloadKey], at: int) -> Run:
@@ -114,6 +132,7 @@ class RunTable:
 
     def _split(self, run: Run, count: int) -> Run:
         """Take the first `count` chunks out into a run of their own and return that."""
+        self._num_splits += 1
         head = Run(run.keys[:count], run.slots[:count], run.owner)
         del run.keys[:count], run.slots[:count]
         head.num_holds, head.is_dropped = run.num_holds, run.is_dropped
@@ -131,7 +150,6 @@ class RunTable:
     def reserve(self, keys: list[OffloadKey], owner: Hashable, parent: Run | None) -> Run:
         """Give absent, distinct keys, at least one, free slots, written by `owner` from now on."""
         free, count = self._free, len(keys)
-        assert 0 < count <= len(free)
         run = Run(keys, free[-count:], owner)
         del free[-count:]
         self._run_of.update(dict.fromkeys(keys, run))
@@ -151,6 +169,7 @@ class RunTable:
         head.slots += run.slots
         head.num_children = 0
         run.keys, run.slots, run.parent = [], [], None
+        self._num_splits += 1  # runs that somebody remembers are not what they were
 
     def written_by(
         self, owner: Hashable, keys: Collection[OffloadKey]
@@ -226,22 +245,27 @@ class RunTable:
             self._leave_parent(run)
         return keys
 
-    def hold(self, runs: Iterable[Run]) -> None:
-        """Forbid that distinct resident runs leave, one time more each."""
-        for run in runs:
-            run.num_holds += 1
-
-    def unhold(self, keys: Sequence[OffloadKey], epoch: int) -> None:
-        """Take back one hold on each of these distinct keys.
+    def hold(self, runs: list[Run], keys: list[OffloadKey] | None = None) -> Held:
+        """Forbid that distinct resident runs leave, one time more each.
 
         Args:
-            keys: What was held.
-            epoch: The table's `epoch` when it was.
+            runs: From `resident_runs`, just now.
+            keys: All their keys in order, where the caller has them at hand.
         """
-        if self._dropped:
-            keys = self._unhold_dropped(keys, epoch)
-        for run in self.resident_runs(keys):
-            assert run.num_holds > 0
+        for run in runs:
+            run.num_holds += 1
+        if keys is None:
+            keys = [key for run in runs for key in run.keys]
+        return Held(keys, runs, self._num_splits, self._epoch)
+
+    def unhold(self, held: Held) -> None:
+        """Take back a hold."""
+        keys, runs, num_splits, epoch = held
+        if num_splits != self._num_splits or epoch != self._epoch:
+            if self._dropped:
+                keys = self._unhold_dropped(keys, epoch)
+            runs = self.resident_runs(keys)
+        for run in runs:
             run.num_holds -= 1
 
     def _unhold_dropped(self, keys: Sequence[OffloadKey], epoch: int) -> list[OffloadKey]:
@@ -291,8 +315,8 @@ class RunTable:
                 del self._run_of[key]
             self._leave_parent(run)
             run.is_dropped = True
-            self._dropped.append((self.epoch, run))
-        self.epoch += 1
+            self._dropped.append((self._epoch, run))
+        self._epoch += 1
         return gone
 
     def _forget(self, run: Run) -> None:
