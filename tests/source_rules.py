@@ -58,8 +58,8 @@ MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 CONSTRUCTOR_LINES_MAX = 30
 
-# `except Exception` stands at the edge of an integration, at the edge to tiers (which may be a third
-# party's), and at the top of a worker thread.
+# `except Exception` stands at the edge of an integration, at the edge to tiers (which may be a
+# third party's), and at the top of a worker thread.
 # Add a module here when it gets the top of a thread, and only then.
 BROAD_EXCEPT: tuple[str, ...] = ("integrations/", "tiering/tier_handle.py")
 

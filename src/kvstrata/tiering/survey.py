@@ -68,20 +68,7 @@ def survey(
     The stretch ends at a chunk that nobody has, that failed to load for this request before, or
     that another request is still storing.
     """
-    absent: list[OffloadKey] = []
-    stretch: list[OffloadKey] = []
-    pending: set[OffloadKey] = set()
-    for key in keys:
-        if key in store.table:
-            if not store.is_resident(key):
-                if not promotions.is_promoting(key):
-                    break
-                pending.add(key)
-        elif key in view.failed:
-            break
-        else:
-            absent.append(key)
-        stretch.append(key)
+    absent, stretch, pending = _split(keys, store, promotions, view)
     answers = ask_tiers(absent, handles, view) if absent else {}
     result = Survey()
     for key in stretch:
@@ -97,3 +84,23 @@ def survey(
         elif key not in store.table:
             break
     return result
+
+
+def _split(
+    keys: Sequence[OffloadKey], store: ChunkStore, promotions: Promotions, view: RequestView
+) -> tuple[list[OffloadKey], list[OffloadKey], set[OffloadKey]]:
+    """Return absent keys, the stretch before one that rules itself out, and what is coming up."""
+    absent: list[OffloadKey] = []
+    stretch: list[OffloadKey] = []
+    pending: set[OffloadKey] = set()
+    for key in keys:
+        if key not in store.table:
+            if key in view.failed:
+                break
+            absent.append(key)
+        elif not store.is_resident(key):
+            if not promotions.is_promoting(key):
+                break
+            pending.add(key)
+        stretch.append(key)
+    return absent, stretch, pending
