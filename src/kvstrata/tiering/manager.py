@@ -139,7 +139,7 @@ class TieringOffloadingManager(DelegatingManager):
             trail = self.inner.requests.get(ctx).trail
             num_reserved = self._promotions.reserve(found.found, found.handles, trail, view)
         is_coming = num_reserved or found.num_pending or found.num_unknown
-        # Nothing more may fit now: others' fetched chunks will leave; what is ready is used at once.
+        # Nothing more may fit now: others' fetched chunks will leave, what is ready is used.
         is_crowded = self._promotions.num_open or self._promotions.has_holds
         if not is_coming and (count or not is_crowded):
             return self._answer(count, view)
