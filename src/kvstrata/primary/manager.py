@@ -15,7 +15,7 @@ from kvstrata.core.manager import (
     ShutdownReport,
 )
 from kvstrata.core.memory import SlotView
-from kvstrata.core.policy import EvictionPolicy, Run
+from kvstrata.core.policy import EvictionPolicy
 from kvstrata.core.request import NO_HINTS, ReqContext, ScheduleEndContext
 from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
 from kvstrata.core.stats import Stats
@@ -214,8 +214,8 @@ class CPUOffloadingManager(OffloadingManager):
 
     def settle_store(
         self, keys: Collection[OffloadKey], ctx: ReqContext, failed: Collection[OffloadKey]
-    ) -> list[Run]:
-        """Do `complete_store`, and return the runs that can be loaded from now on."""
+    ) -> list[OffloadKey]:
+        """Do `complete_store`, and return the chunks that can be loaded from now on."""
         state = self.requests.find(ctx.req_id)
         if state is None:
             self._counters.late_completions += 1
@@ -225,7 +225,7 @@ class CPUOffloadingManager(OffloadingManager):
             self._refuse_unknown(state, unknown, "storing")
         settled = self.store.settle(runs, failed, state.trail)
         state.num_storing -= settled.num_settled
-        self._counters.stored_chunks += settled.num_stored
+        self._counters.stored_chunks += len(settled.stored)
         self._counters.failed_store_chunks += len(settled.failed)
         if not state.is_live:
             self.requests.drop_if_done(state)

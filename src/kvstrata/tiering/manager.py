@@ -312,8 +312,7 @@ class TieringOffloadingManager(DelegatingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        stored = self.inner.settle_store(keys, ctx, failed)
-        arrived = [key for run in stored for key in run.keys if key in keys]
+        arrived = self.inner.settle_store(keys, ctx, failed)
         if arrived and self._handles:
             mask = self._view(ctx).store_mask
             self._cascades.note_stored(arrived, self._handles, mask, ctx)
