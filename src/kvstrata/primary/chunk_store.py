@@ -138,6 +138,8 @@ class ChunkStore:
         head, trail.last_stored = trail.last_stored, run
         if (
             head is not None
+            and head.keys
+            and not head.is_dropped
             and run.parent is head
             and head.num_children == 1
             and not (run.num_children or run.num_holds or head.num_holds)
