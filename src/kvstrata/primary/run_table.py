@@ -100,6 +100,13 @@ class RunTable:
             return list(distinct)
         return [key for key in distinct if key not in run_of]
 
+    def present(self, keys: Sequence[OffloadKey]) -> Sequence[OffloadKey]:
+        """Return the keys that have a slot, in order."""
+        run_of = self._run_of
+        if run_of.keys() >= set(keys):
+            return keys
+        return [key for key in keys if key in run_of]
+
     def dropped_writes(self, owner: Hashable) -> set[OffloadKey]:
         """Return the dropped chunks that the owner is still writing.
 

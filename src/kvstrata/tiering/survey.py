@@ -10,6 +10,8 @@ from kvstrata.tiering.promotion import Promotions
 from kvstrata.tiering.request_view import RequestView
 from kvstrata.tiering.tier_handle import TierHandle
 
+HIT, MISS = LookupResult.HIT, LookupResult.MISS
+
 
 @dataclass(slots=True)
 class Survey:
@@ -33,74 +35,68 @@ class Survey:
         return len(self.found) + self.num_pending + self.num_unknown
 
 
-def ask_tiers(
-    keys: Sequence[OffloadKey], handles: Sequence[TierHandle], view: RequestView
-) -> dict[OffloadKey, TierHandle | None]:
-    """Ask the request's tiers in order for chunks.
+def ask_tiers(keys: Sequence[OffloadKey], view: RequestView) -> dict[OffloadKey, TierHandle | None]:
+    """Ask the request's tiers in order for distinct chunks.
 
     Returns the tier that has each chunk, None for those that some tier is still looking for; what
     no tier has is left out.
     """
     answers: dict[OffloadKey, TierHandle | None] = {}
-    for handle in handles:
-        if not view.load_mask & handle.bit or not handle.is_usable():
+    for handle in view.loads:
+        if not handle.can_load():
             continue
-        open_keys = [key for key in keys if answers.get(key) is None]
+        open_keys = [key for key in keys if answers.get(key) is None] if answers else keys
         if not open_keys:
             break
         for key, answer in zip(open_keys, handle.lookup(open_keys, view.ctx), strict=True):
-            if answer is LookupResult.HIT:
+            if answer is HIT:
                 answers[key] = handle
-            elif answer is not LookupResult.MISS:
+            elif answer is not MISS:
                 answers.setdefault(key, None)
     return answers
 
 
 def survey(
-    keys: Sequence[OffloadKey],
-    store: ChunkStore,
-    promotions: Promotions,
-    handles: Sequence[TierHandle],
-    view: RequestView,
+    keys: Sequence[OffloadKey], store: ChunkStore, promotions: Promotions, view: RequestView
 ) -> Survey:
     """Look at keys from the first on, as far as every one is here, coming, or in a tier.
 
     The stretch ends at a chunk that nobody has, that failed to load for this request before, or
     that another request is still storing.
     """
-    absent, stretch, pending = _split(keys, store, promotions, view)
-    answers = ask_tiers(absent, handles, view) if absent else {}
+    absent = store.table.absent(keys)
+    stretch = absent
+    if len(absent) < len(keys) or not view.failed.isdisjoint(absent):
+        stretch = _stretch(keys, store, promotions, view)
+        absent = store.table.absent(stretch)
+    answers = ask_tiers(absent, view) if absent else {}
     result = Survey()
     for key in stretch:
-        if key in pending:
-            result.num_pending += 1
-        elif key in answers:
+        if key in answers:
             handle = answers[key]
             if handle is None:
                 result.num_unknown += 1
             else:
                 result.found.append(key)
                 result.handles.append(handle)
-        elif key not in store.table:
+        elif promotions.is_promoting(key):
+            result.num_pending += 1
+        elif not store.is_resident(key):
             break
     return result
 
 
-def _split(
+def _stretch(
     keys: Sequence[OffloadKey], store: ChunkStore, promotions: Promotions, view: RequestView
-) -> tuple[list[OffloadKey], list[OffloadKey], set[OffloadKey]]:
-    """Return absent keys, the stretch before one that rules itself out, and what is coming up."""
-    absent: list[OffloadKey] = []
+) -> list[OffloadKey]:
+    """Return the distinct keys before the first one that rules itself out."""
     stretch: list[OffloadKey] = []
-    pending: set[OffloadKey] = set()
-    for key in keys:
-        if key not in store.table:
+    for key in dict.fromkeys(keys):
+        run = store.table.find(key)
+        if run is None:
             if key in view.failed:
                 break
-            absent.append(key)
-        elif not store.is_resident(key):
-            if not promotions.is_promoting(key):
-                break
-            pending.add(key)
+        elif run.owner is not None and not promotions.is_promoting(key):
+            break
         stretch.append(key)
-    return absent, stretch, pending
+    return stretch
