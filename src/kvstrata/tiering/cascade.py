@@ -168,27 +168,31 @@ class Cascades:
     ) -> tuple[list[OffloadKey], list[OffloadKey]]:
         """Chunks left the primary: return those that a tier below has, and the others."""
         kept: set[OffloadKey] = set()
+        is_whole = False
         for handle in self._handles:
-            here = handle.below.intersection(keys)
-            kept |= here
             if reason is RemovalReason.EVICTED:
-                self._count_dropped(keys, handle, here)
-            handle.below -= here
+                self._count_dropped(keys, handle)
+            if handle.below.issuperset(keys):
+                is_whole = True
+            else:
+                kept |= handle.below.intersection(keys)
+            handle.below.difference_update(keys)
             if handle.barred:
                 handle.barred.difference_update(keys)
             for key in keys if handle.behind else ():
                 handle.behind.pop(key, None)
+        if is_whole:
+            return list(keys), []
         if not kept:
             return [], list(keys)
         return [key for key in keys if key in kept], [key for key in keys if key not in kept]
 
     @staticmethod
-    def _count_dropped(
-        keys: Collection[OffloadKey], handle: TierHandle, here: Collection[OffloadKey]
-    ) -> None:
+    def _count_dropped(keys: Collection[OffloadKey], handle: TierHandle) -> None:
         """Count what the tier was to get and now never will."""
         if handle.config.write is WritePolicy.ON_EVICT:
-            num_wanted = sum(key not in here and key not in handle.barred for key in keys)
+            below, barred = handle.below, handle.barred
+            num_wanted = sum(key not in below and key not in barred for key in keys)
         else:
             num_wanted = sum(key in handle.behind for key in keys) if handle.behind else 0
         handle.counters.dropped_store_chunks += num_wanted

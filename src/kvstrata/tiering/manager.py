@@ -8,7 +8,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from kvstrata.core.clock import Clock
-from kvstrata.core.config import TierConfig
+from kvstrata.core.config import TierConfig, WritePolicy
 from kvstrata.core.delegate import DelegatingManager
 from kvstrata.core.events import PRIMARY_MEDIUM, RemovalReason
 from kvstrata.core.keys import JobId, OffloadKey
@@ -126,7 +126,7 @@ class TieringOffloadingManager(DelegatingManager):
         num_reserved = 0
         if found.found:
             trail = self.inner.requests.get(view.ctx).trail
-            num_reserved = self._promotions.reserve(found.found, found.handles, trail, view)
+            num_reserved = self._promotions.reserve(found.found, trail, view)
         if num_reserved or found.num_pending or found.num_unknown:
             return True
         # Nothing more may fit now: others' fetched chunks will leave, what is ready is used.
@@ -220,7 +220,7 @@ class TieringOffloadingManager(DelegatingManager):
         if not arrived:
             return
         view = self._views.get(ctx.req_id)
-        if view is not None:
+        if view is not None and any(h.config.write is WritePolicy.ON_REUSE for h in view.stores):
             view.stored.update(arrived)
         stores = view.stores if view is not None else self._tiers.stores_of(ctx)
         self._cascades.note_stored(arrived, stores, ctx)

@@ -1,7 +1,6 @@
 """Promotions: copies from slower tiers into primary slots, held there until they are read."""
 
-from collections.abc import Callable, Collection, Sequence
-from itertools import groupby
+from collections.abc import Callable, Collection, Iterable
 
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.policy import RequestTrail
@@ -62,25 +61,23 @@ class Promotions:
 
     def reserve(
         self,
-        keys: Sequence[OffloadKey],
-        handles: Sequence[TierHandle],
+        found: Iterable[tuple[TierHandle, list[OffloadKey]]],
         trail: RequestTrail,
         view: RequestView,
     ) -> int:
-        """Reserve slots for chunks, `keys[i]` from `handles[i]`; return how many got one.
+        """Reserve slots for chunks, in order, from these tiers; return how many got one.
 
         The first ones get theirs; nothing is copied before `submit`.
         """
         num_reserved = 0
-        for handle, stretch in groupby(zip(keys, handles, strict=True), key=lambda item: item[1]):
-            wanted = [key for key, _ in stretch]
+        for handle, keys in found:
             promotion = Promotion(handle, view, [], [])
-            stored, slots, _, _ = self._store.reserve(wanted, promotion, trail)
+            stored, slots, _, _ = self._store.reserve(keys, promotion, trail)
             promotion.keys, promotion.slots = list(stored), list(slots)
             if stored:
                 self._waiting[promotion] = None
                 num_reserved += len(stored)
-            if len(stored) < len(wanted):
+            if len(stored) < len(keys):
                 break
         return num_reserved
 

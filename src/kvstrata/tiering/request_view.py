@@ -43,7 +43,7 @@ class RequestView:
         held: Chunks fetched for it and kept until it loads them.
         is_loading: It began to load in this step; what is kept for it goes at the end of it.
         fetched: From which tier each of those came.
-        stored: Chunks that it stored itself.
+        stored: Chunks that it stored itself, where a tier wants to know what is used again.
         num_chunks_from, num_missed, queued_s: As in RequestRecord.
     """
 

@@ -11,6 +11,7 @@ from kvstrata.tiering.request_view import RequestView
 from kvstrata.tiering.tier_handle import TierHandle
 
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
+NOBODY = object()
 
 
 @dataclass(slots=True)
@@ -18,21 +19,32 @@ class Survey:
     """The usable stretch of keys behind the ones that are loadable now.
 
     Attributes:
-        found: Chunks to fetch.
-        handles: The tier of each of them.
+        found: Chunks to fetch, in order, as stretches from one tier each.
         num_pending: Chunks that are on their way up already.
         num_unknown: Chunks that a tier is still looking for.
     """
 
-    found: list[OffloadKey] = field(default_factory=list)
-    handles: list[TierHandle] = field(default_factory=list)
+    found: list[tuple[TierHandle, list[OffloadKey]]] = field(default_factory=list)
     num_pending: int = 0
     num_unknown: int = 0
 
     @property
     def num_missing(self) -> int:
         """Chunks of the stretch that are not loadable yet."""
-        return len(self.found) + self.num_pending + self.num_unknown
+        return sum(len(keys) for _, keys in self.found) + self.num_pending + self.num_unknown
+
+    def num_from(self) -> dict[TierHandle, int]:
+        """Return how many chunks each tier would be asked for."""
+        counts: dict[TierHandle, int] = {}
+        for handle, keys in self.found:
+            counts[handle] = counts.get(handle, 0) + len(keys)
+        return counts
+
+    def add(self, handle: TierHandle, key: OffloadKey) -> None:
+        """Add the next chunk to fetch."""
+        if not self.found or self.found[-1][0] is not handle:
+            self.found.append((handle, []))
+        self.found[-1][1].append(key)
 
 
 def ask_tiers(keys: Sequence[OffloadKey], view: RequestView) -> dict[OffloadKey, TierHandle | None]:
@@ -48,7 +60,10 @@ def ask_tiers(keys: Sequence[OffloadKey], view: RequestView) -> dict[OffloadKey,
         open_keys = [key for key in keys if answers.get(key) is None] if answers else keys
         if not open_keys:
             break
-        for key, answer in zip(open_keys, handle.lookup(open_keys, view.ctx), strict=True):
+        results = handle.lookup(open_keys, view.ctx)
+        if not answers and results.count(HIT) == len(keys):
+            return dict.fromkeys(keys, handle)
+        for key, answer in zip(open_keys, results, strict=True):
             if answer is HIT:
                 answers[key] = handle
             elif answer is not MISS:
@@ -71,14 +86,16 @@ def survey(
         absent = store.table.absent(stretch)
     answers = ask_tiers(absent, view) if absent else {}
     result = Survey()
+    first = answers.get(stretch[0]) if stretch else None
+    if first is not None and list(answers.values()).count(first) == len(stretch):
+        result.found = [(first, stretch)]
+        return result
     for key in stretch:
-        if key in answers:
-            handle = answers[key]
-            if handle is None:
-                result.num_unknown += 1
-            else:
-                result.found.append(key)
-                result.handles.append(handle)
+        handle = answers.get(key, NOBODY)
+        if isinstance(handle, TierHandle):
+            result.add(handle, key)
+        elif handle is None:
+            result.num_unknown += 1
         elif promotions.is_promoting(key):
             result.num_pending += 1
         elif not store.is_resident(key):

@@ -131,23 +131,25 @@ class TierHandle:
         try:
             return call()
         except Exception as error:
+            breaker = breaker or self._loads
+            # One line where it begins; the breaker tells what becomes of it.
+            level = logging.WARNING if breaker.state is BreakerState.OK else logging.DEBUG
+            logger.log(level, "tier %s: %s: %s", self.name, type(error).__name__, error)
             self.counters.errors += 1
-            logger.warning("tier %s: %s: %s", self.name, type(error).__name__, error)
-            (breaker or self._loads).note_failed_call(error)
+            breaker.note_failed_call(error)
             return otherwise
 
-    def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
+    def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> list[LookupResult]:
         """Ask for many keys; a tier that can't answer has none of them."""
 
-        def call() -> Sequence[LookupResult]:
-            answers = self.tier.lookup_many(keys, ctx)
+        def call() -> list[LookupResult]:
+            answers = list(self.tier.lookup_many(keys, ctx))
             if len(answers) != len(keys):
                 raise ValueError(f"lookup_many gave {len(answers)} answers for {len(keys)} keys")
             self._loads.note_answer()
             return answers
 
-        misses: Sequence[LookupResult] = [LookupResult.MISS] * len(keys)
-        answers = self._call(call, misses)
+        answers = self._call(call, [LookupResult.MISS] * len(keys))
         if self._hidden and not self._hidden.keys().isdisjoint(keys):
             now_s = self._clock.now_s()
             answers = [
@@ -156,7 +158,7 @@ class TierHandle:
             ]
         self.counters.lookups += 1
         self.counters.lookup_chunks += len(keys)
-        self.counters.hit_chunks += list(answers).count(LookupResult.HIT)
+        self.counters.hit_chunks += answers.count(LookupResult.HIT)
         return answers
 
     def submit_store(self, job: StoreJob, owner: Hashable) -> bool:

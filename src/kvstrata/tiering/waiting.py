@@ -44,7 +44,7 @@ class Patience:
         if not rate or not found.found:
             return True
         compute_s = num_missing * limits.tokens_per_chunk / rate
-        times = [h.expected_load_s(found.handles.count(h)) for h in set(found.handles)]
+        times = [handle.expected_load_s(count) for handle, count in found.num_from().items()]
         return all(load_s is None or load_s <= compute_s for load_s in times)
 
     def wait(self, view: RequestView, now_s: float) -> None:
