@@ -150,6 +150,12 @@ class Cascades:
             num_retried = self.store(again, handle, cascade.ctx, cascade.num_tries + 1)
             handle.counters.retried_store_chunks += num_retried
 
+    @staticmethod
+    def abandon(cascade: Cascade) -> None:
+        """Stop counting on a copy; its chunks stay held until the tier has answered."""
+        cascade.handle.below.difference_update(cascade.held.keys)
+        cascade.num_tries = cascade.handle.config.num_store_tries
+
     def note_fetched(self, keys: Iterable[OffloadKey], handle: TierHandle) -> None:
         """Chunks came up from a tier, so it has them."""
         handle.below.update(keys)

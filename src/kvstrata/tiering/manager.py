@@ -188,6 +188,8 @@ class TieringOffloadingManager(DelegatingManager):
     ) -> PrepareStoreOutput | None:
         self._retire()
         output = self.inner.prepare_store(keys, ctx)
+        if output is not None and output.keys_to_store:
+            self._promotions.num_spared = 0
         view = self._views.get(ctx.req_id)
         if view is not None and ctx.hints.store:
             there = keys
@@ -207,6 +209,8 @@ class TieringOffloadingManager(DelegatingManager):
         num_freed = self._promotions.give_way(self._views.get(state.ctx.req_id), count)
         if num_freed < count:
             num_freed += self._cascades.drop_copied(state.trail.runs, count - num_freed)
+        if not num_freed:
+            self._promotions.num_spared = min(count, self.slots.num_slots // 2)
         return num_freed
 
     @override
@@ -351,8 +355,8 @@ class TieringOffloadingManager(DelegatingManager):
             owner = handle.jobs[job_id].owner
             if isinstance(owner, Promotion):
                 self._promotions.abandon(owner)
-            else:
-                handle.below.difference_update(handle.jobs[job_id].job.keys)
+            elif isinstance(owner, Cascade):
+                self._cascades.abandon(owner)
 
     @override
     def get_stats(self) -> Stats:

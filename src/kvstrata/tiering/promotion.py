@@ -25,7 +25,10 @@ class Promotion:
 
 
 class Promotions:
-    """Reserves at lookup, submits at the end of the step, settles when the tier has answered."""
+    """Reserves at lookup, submits at the end of the step, settles when the tier has answered.
+
+    `num_spared` slots are left to stores: set when one found no room because of promotions.
+    """
 
     def __init__(self, store: ChunkStore, next_job_id: Callable[[], JobId], hold_s: float) -> None:
         """Promote into a store.
@@ -41,6 +44,7 @@ class Promotions:
         self._waiting: dict[Promotion, None] = {}  # reserved, not yet submitted
         self._flying: dict[Promotion, None] = {}  # submitted, and waited for
         self._holders: dict[RequestView, None] = {}
+        self.num_spared = 0
         self.num_withdrawn = 0
         self.num_given_way = 0
 
@@ -70,16 +74,26 @@ class Promotions:
         The first ones get theirs; nothing is copied before `submit`.
         """
         num_reserved = 0
-        for handle, keys in found:
+        for handle, wanted in found:
+            keys = wanted[: self._num_allowed()]
+            if not keys:
+                break
             promotion = Promotion(handle, view, [], [])
             stored, slots, _, _ = self._store.reserve(keys, promotion, trail)
             promotion.keys, promotion.slots = list(stored), list(slots)
             if stored:
                 self._waiting[promotion] = None
                 num_reserved += len(stored)
-            if len(stored) < len(keys):
+            if len(stored) < len(wanted):
                 break
         return num_reserved
+
+    def _num_allowed(self) -> int:
+        table = self._store.table
+        if not self.num_spared:
+            return table.num_slots
+        num_open = sum(len(promotion.keys) for promotion in (*self._waiting, *self._flying))
+        return max(0, table.num_slots - self.num_spared - num_open)
 
     def withdraw(self, req_ids: Collection[str]) -> None:
         """Give up what these requests wait for, as far as it was not submitted yet."""
