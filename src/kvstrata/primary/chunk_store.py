@@ -74,7 +74,7 @@ class ChunkStore:
         """Get slots for these absent, distinct keys, from the first on as far as admitted."""
         table, now_s = self.table, self.clock.now_s()
         if trail.runs:
-            trail.runs = [run for run in trail.runs if run.keys and not run.is_dropped]
+            trail.runs = _with_heads(trail.runs)
         num_admitted, victims, is_refusal = self.policy.admit(trail, keys, table.num_free, now_s)
         evicted: list[OffloadKey] = []
         for run, count in victims:
@@ -223,6 +223,17 @@ class ChunkStore:
         self.policy.check()
         here, _ = self.table.all_runs()
         assert set(self.policy.runs()) == set(here)
+
+
+def _with_heads(runs: list[Run]) -> list[Run]:
+    """Return a request's runs without those that left, and with the heads split off them since."""
+    found: dict[Run, None] = {}
+    for last in reversed(runs):
+        run: Run | None = last if last.keys and not last.is_dropped else None
+        while run is not None and run not in found:
+            found[run] = None
+            run = run.parent
+    return list(reversed(found))
 
 
 def _standing(key: OffloadKey, trail: RequestTrail) -> tuple[int, float | None]:
