@@ -127,12 +127,9 @@ class ChunkStore:
                     self.policy.remove(run)
         settled = self.table.settle(runs, failed)
         if settled.stored:
-            keys: list[OffloadKey] = []
-            for run in settled.stored:
-                keys += run.keys
-            self.note(OffloadingEvent(EventKind.STORED, keys, PRIMARY_MEDIUM))
+            self.note(OffloadingEvent(EventKind.STORED, settled.stored, PRIMARY_MEDIUM))
             if trail is not None:
-                for run in settled.stored:
+                for run in settled.runs:
                     self._join(run, trail)
         return settled
 

@@ -17,10 +17,10 @@ class Held(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Runs that can be loaded now and their chunks, keys whose copy failed, and chunks in all."""
+    """Runs that can be loaded now, their keys, keys whose copy failed, and chunks in all."""
 
-    stored: list[Run]
-    num_stored: int
+    runs: list[Run]
+    stored: list[OffloadKey]
     failed: list[OffloadKey]
     num_settled: int
 
@@ -212,9 +212,10 @@ class RunTable:
         Failed and dropped chunks are forgotten; the caller must tell the policy of the failed runs
         beforehand (`with_any_of`).
         """
-        stored: list[Run] = []
+        resident: list[Run] = []
+        stored: list[OffloadKey] = []
         lost: list[OffloadKey] = []
-        num_settled = num_stored = 0
+        num_settled = 0
         for run in runs:
             num_settled += len(run.keys)
             run.owner = None
@@ -225,9 +226,9 @@ class RunTable:
                 lost += run.keys
                 self._forget(run)
             else:
-                stored.append(run)
-                num_stored += len(run.keys)
-        return Settled(stored, num_stored, lost, num_settled)
+                resident.append(run)
+                stored += run.keys
+        return Settled(resident, stored, lost, num_settled)
 
     def split_by(self, runs: Iterable[Run], keys: Collection[OffloadKey]) -> list[Run]:
         """Split runs so that each lies wholly inside or wholly outside of `keys`."""
