@@ -67,7 +67,7 @@ class ChunkStore:
     def access(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> None:
         """Note that a request uses these chunks, in prefix order, resident or not."""
         runs = self.table.resident_runs(keys)
-        trail.runs = runs
+        trail.runs, trail.prefix = runs, keys
         self.policy.access(trail, keys, runs, self.clock.now_s())
 
     def reserve(self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail) -> Reservation:
@@ -85,18 +85,25 @@ class ChunkStore:
         if num_admitted < len(keys):
             self.num_refused += (len(keys) - num_admitted) if is_refusal else 0
             keys = keys[:num_admitted]
+        parent = trail.runs[-1] if _continues(trail, keys) else None
         slots: list[int] = []
         if trail.key_priority or trail.key_expires_at_s:
             for stretch in _equal_stretches(keys, trail):
-                slots += self._insert(stretch, owner, trail, now_s)
+                slots += self._insert(stretch, owner, trail, parent, now_s)
+                parent = trail.runs[-1]
         elif keys:
-            slots = self._insert(keys, owner, trail, now_s)
+            slots = self._insert(keys, owner, trail, parent, now_s)
         return keys, slots, evicted, is_refusal
 
     def _insert(
-        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail, now_s: float
+        self,
+        keys: list[OffloadKey],
+        owner: Hashable,
+        trail: RequestTrail,
+        parent: Run | None,
+        now_s: float,
     ) -> list[int]:
-        run = self.table.reserve(keys, owner, trail.runs[-1] if trail.runs else None)
+        run = self.table.reserve(keys, owner, parent)
         run.priority, run.expires_at_s = _standing(keys[0], trail)
         run.pool = trail.pool
         if run.expires_at_s is not None:
@@ -226,11 +233,23 @@ def _with_heads(runs: list[Run]) -> list[Run]:
     """Return a request's runs without those that left, and with the heads split off them since."""
     found: dict[Run, None] = {}
     for last in reversed(runs):
-        run: Run | None = last if last.keys and not last.is_dropped else None
-        while run is not None and run not in found:
+        run: Run | None = last
+        while run is not None and run.keys and not run.is_dropped and run not in found:
             found[run] = None
             run = run.parent
     return list(reversed(found))
+
+
+def _continues(trail: RequestTrail, keys: list[OffloadKey]) -> bool:
+    """Say whether new chunks come right behind all those of the request that are here.
+
+    Otherwise there is a gap among these, and nobody is known to be the parent of the new ones.
+    """
+    if not trail.runs:
+        return False
+    num_here = sum([len(run.keys) for run in trail.runs])
+    rest = trail.prefix[num_here : num_here + len(keys)]
+    return keys[: len(rest)] == list(rest)
 
 
 def _standing(key: OffloadKey, trail: RequestTrail) -> tuple[int, float | None]:
