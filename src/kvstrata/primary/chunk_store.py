@@ -88,30 +88,24 @@ class ChunkStore:
         parent = trail.runs[-1] if _continues(trail, keys) else None
         slots: list[int] = []
         if trail.key_priority or trail.key_expires_at_s:
-            for stretch in _equal_stretches(keys, trail):
-                slots += self._insert(stretch, owner, trail, parent, now_s)
-                parent = trail.runs[-1]
+            for stretch, priority, expires_at_s in _equal_stretches(keys, trail):
+                run = table.reserve(stretch, owner, trail, parent)
+                run.priority, run.expires_at_s = priority, expires_at_s
+                self._insert(run, trail, now_s)
+                slots += run.slots
+                parent = run
         elif keys:
-            slots = self._insert(keys, owner, trail, parent, now_s)
+            run = table.reserve(keys, owner, trail, parent)
+            self._insert(run, trail, now_s)
+            slots += run.slots
         return keys, slots, evicted, is_refusal
 
-    def _insert(
-        self,
-        keys: list[OffloadKey],
-        owner: Hashable,
-        trail: RequestTrail,
-        parent: Run | None,
-        now_s: float,
-    ) -> list[int]:
-        run = self.table.reserve(keys, owner, parent)
-        run.priority, run.expires_at_s = _standing(keys[0], trail)
-        run.pool = trail.pool
+    def _insert(self, run: Run, trail: RequestTrail, now_s: float) -> None:
         if run.expires_at_s is not None:
             self.expiry.sweep(2 * len(self.table) + 64)
             self.expiry.add(run)
         self.policy.insert(trail, run, now_s)
         trail.runs.append(run)
-        return list(run.slots)
 
     def written_by(
         self, owner: Hashable, keys: Collection[OffloadKey]
@@ -158,15 +152,18 @@ class ChunkStore:
             trail.last_stored = head
 
     def hold(self, keys: list[OffloadKey]) -> Held:
-        """Forbid that these distinct resident chunks leave.
+        """Forbid that these resident chunks leave, once for each chunk however often it is named.
 
         Raises:
             ContractError: One of them can't be loaded. Nothing is held.
         """
         runs = self.table.resident_runs(keys)
-        if sum([len(run.keys) for run in runs]) < len(keys):
-            missing = next(key for key in keys if not self.is_resident(key))
-            raise ContractError(f"{missing.hex()} can't be loaded from the primary")
+        if sum([len(run.keys) for run in runs]) != len(keys) or len(set(runs)) < len(runs):
+            missing = [key for key in keys if not self.is_resident(key)]
+            if missing:
+                raise ContractError(f"{missing[0].hex()} can't be loaded from the primary")
+            keys = list(dict.fromkeys(keys))
+            runs = self.table.resident_runs(keys)
         return self.table.hold(runs, keys)
 
     def is_resident(self, key: OffloadKey) -> bool:
@@ -252,16 +249,16 @@ def _continues(trail: RequestTrail, keys: list[OffloadKey]) -> bool:
     return keys[: len(rest)] == list(rest)
 
 
-def _standing(key: OffloadKey, trail: RequestTrail) -> tuple[int, float | None]:
-    """Return priority and expiry time of a chunk that the request stores."""
-    priority, expires_at_s = trail.priority, trail.expires_at_s
-    if trail.key_priority:
-        priority = trail.key_priority.get(key, priority)
-    if trail.key_expires_at_s:
-        expires_at_s = trail.key_expires_at_s.get(key, expires_at_s)
-    return priority, expires_at_s
+def _equal_stretches(
+    keys: list[OffloadKey], trail: RequestTrail
+) -> list[tuple[list[OffloadKey], int, float | None]]:
+    """Cut keys where priority or lifetime changes; return each stretch with both."""
+    priorities, lifetimes = trail.key_priority or {}, trail.key_expires_at_s or {}
 
+    def standing(key: OffloadKey) -> tuple[int, float | None]:
+        return (
+            priorities.get(key, trail.priority),
+            lifetimes.get(key, trail.expires_at_s),
+        )
 
-def _equal_stretches(keys: list[OffloadKey], trail: RequestTrail) -> list[list[OffloadKey]]:
-    """Cut keys where priority or lifetime changes."""
-    return [list(stretch) for _, stretch in groupby(keys, key=lambda key: _standing(key, trail))]
+    return [(list(stretch), *shared) for shared, stretch in groupby(keys, key=standing)]

@@ -45,6 +45,7 @@ class CPUOffloadingManager(OffloadingManager):
         policy: EvictionPolicy,
         *,
         limits: PrimaryLimits,
+        with_classes: Callable[[EvictionPolicy], EvictionPolicy] = lambda policy: policy,
         tenants: TenantResolver | None = None,
         clock: Clock | None = None,
         close_region: Callable[[], None] = lambda: None,
@@ -55,6 +56,8 @@ class CPUOffloadingManager(OffloadingManager):
             region: The slots; used, not owned.
             policy: Order and admission; owned.
             limits: Bounds of side tables.
+            with_classes: Puts priority classes and pools around the policy; called once, when the
+                first request comes that needs them.
             tenants: Says who a request belongs to.
             clock: Time.
             close_region: Called once, at shutdown.
@@ -67,7 +70,13 @@ class CPUOffloadingManager(OffloadingManager):
         self._is_closed = False
         self.store = ChunkStore(region.num_slots, policy, limits, clock)
         self._protection = Protection(self.store.table, limits.num_protected_max, limits.protect_s)
-        self.requests = RequestTable(tenants or TenantResolver(), clock)
+        self.requests = RequestTable(tenants or TenantResolver(), clock, self._need_classes)
+        self._with_classes: Callable[[EvictionPolicy], EvictionPolicy] | None = with_classes
+
+    def _need_classes(self) -> None:
+        if self._with_classes is not None:
+            self.store.policy = self._with_classes(self.store.policy)
+            self._with_classes = None
 
     @property
     @override
@@ -133,12 +142,13 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
-        distinct = list(keys) if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
-        held = self.store.hold(distinct)
+        held = self.store.hold(list(keys))
         self.requests.get(ctx).loads.append(held)
-        slots = [slot for run in held.runs for slot in run.slots]
-        if len(distinct) < len(keys):
-            slot_of = dict(zip(distinct, slots, strict=True))
+        slots: list[int] = []
+        for run in held.runs:
+            slots += run.slots
+        if len(slots) < len(keys):  # some are named repeatedly
+            slot_of = dict(zip(held.keys, slots, strict=True))
             slots = [slot_of[key] for key in keys]
         return LoadStoreSpec(slots)
 

@@ -1,6 +1,6 @@
 """What the primary remembers of one request: its trail, its copies, its protected chunks."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from typing_extensions import override
 
@@ -8,7 +8,7 @@ from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ContractError
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import RequestTrail
-from kvstrata.core.request import NO_HINTS, ReqContext
+from kvstrata.core.request import NO_HINTS, PRIORITY_DEFAULT, ReqContext
 from kvstrata.core.tenants import PLAIN_TENANT, TenantResolver
 from kvstrata.primary.run_table import Held
 
@@ -95,7 +95,11 @@ class RequestState:
 class RequestTable:
     """The states of all requests that are live or have copies open."""
 
-    def __init__(self, tenants: TenantResolver, clock: Clock) -> None:
+    def __init__(
+        self, tenants: TenantResolver, clock: Clock, need_classes: Callable[[], None]
+    ) -> None:
+        """Start without requests; `need_classes` is called before one with a class or pool."""
+        self._need_classes = need_classes
         self._tenants = tenants
         self._clock = clock
         self._states: dict[str, RequestState] = {}
@@ -136,6 +140,8 @@ class RequestTable:
         trail = state.trail
         trail.priority, trail.session = hints.priority, hints.session
         trail.pool = tenant.name if tenant.config.quota < 1 else None
+        if hints.retention or trail.priority != PRIORITY_DEFAULT or trail.pool is not None:
+            self._need_classes()
         lifetimes = [t for t in (hints.ttl_s, tenant.config.ttl_s) if t is not None]
         if lifetimes:
             trail.expires_at_s = self._clock.wall_s() + min(lifetimes)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import Run
+from kvstrata.core.policy import RequestTrail, Run
 
 
 class Held(NamedTuple):
@@ -155,12 +155,18 @@ class RunTable:
             self._on_split(head, run)
         return head
 
-    def reserve(self, keys: list[OffloadKey], owner: Hashable, parent: Run | None) -> Run:
-        """Give absent, distinct keys, at least one, free slots, written by `owner` from now on."""
+    def reserve(
+        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail, parent: Run | None
+    ) -> Run:
+        """Give absent, distinct keys, at least one, free slots, written by `owner` from now on.
+
+        The run has the trail's standing and continues `parent`.
+        """
         free, count = self._free, len(keys)
         run = Run(keys, free[-count:], owner)
-        run.num_holds = 1  # the copy into it
         del free[-count:]
+        run.num_holds = 1  # the copy into it
+        run.priority, run.pool, run.expires_at_s = trail.priority, trail.pool, trail.expires_at_s
         self._run_of.update(dict.fromkeys(keys, run))
         if parent is not None:
             run.parent = parent

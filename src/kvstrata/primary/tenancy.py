@@ -7,7 +7,7 @@ from typing_extensions import override
 from kvstrata.core.delegate import DelegatingManager
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.manager import NO_KEYS, OffloadingManager
-from kvstrata.core.request import ReqContext
+from kvstrata.core.request import NO_HINTS, ReqContext
 from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
 from kvstrata.core.tenants import TAG_BYTES, TenantResolver
 
@@ -23,8 +23,11 @@ class TenantOffloadingManager(DelegatingManager):
         """Wrap a manager; it is owned, and shut down with this one."""
         super().__init__(inner)
         self._tenants = tenants
+        self._is_by_hint = tenants.is_by_hint
 
     def _tagged(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[OffloadKey]:
+        if ctx.hints is NO_HINTS and self._is_by_hint:
+            return keys
         tag = self._tenants.resolve(ctx).tag
         return [OffloadKey(tag + key) for key in keys] if tag else keys
 
@@ -55,8 +58,9 @@ class TenantOffloadingManager(DelegatingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        tagged = self._tagged(list(keys), ctx)
-        self.inner.complete_load(tagged, ctx, self._tagged_set(failed, ctx))
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys, failed = self._tagged(list(keys), ctx), self._tagged_set(failed, ctx)
+        self.inner.complete_load(keys, ctx, failed)
 
     @override
     def prepare_store(
@@ -76,8 +80,9 @@ class TenantOffloadingManager(DelegatingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        tagged = self._tagged(list(keys), ctx)
-        self.inner.complete_store(tagged, ctx, self._tagged_set(failed, ctx))
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys, failed = self._tagged(list(keys), ctx), self._tagged_set(failed, ctx)
+        self.inner.complete_store(keys, ctx, failed)
 
     @override
     def delete(self, keys: Collection[OffloadKey], ctx: ReqContext) -> None:
