@@ -238,7 +238,7 @@ def _with_heads(runs: list[Run]) -> list[Run]:
     found: dict[Run, None] = {}
     for last in reversed(runs):
         parent = last
-        while parent and parent.keys and not parent.is_dropped and parent not in found:
+        while parent is not None and parent.keys and not parent.is_dropped and parent not in found:
             found[parent] = None
             parent = parent.parent
     return list(reversed(found))
