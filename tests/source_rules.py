@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "config_sources": ("core",),
     "kv_store": ("core", "build", "config_sources"),
+    "self_check": ("core", "build", "kv_store"),
     ROOT: (*_INNER, "build", "config_sources", "kv_store"),
     "__main__": ("cli",),
 }

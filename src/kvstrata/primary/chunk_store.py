@@ -54,9 +54,9 @@ class ChunkStore:
         self.num_evicted = 0
         self.num_expired = 0
         self.num_refused = 0
-        self.num_events_dropped = 0
-        self._num_events_max = limits.num_events_max
-        self._events: deque[OffloadingEvent] = deque()
+        self._num_noted = 0
+        self._num_taken = 0
+        self._events: deque[OffloadingEvent] = deque(maxlen=limits.num_events_max)
         self.on_removed: Removed = self.note_removed
         """Called with chunks that just left, their slots already free; may be replaced."""
 
@@ -202,9 +202,7 @@ class ChunkStore:
 
     def note(self, event: OffloadingEvent) -> None:
         """Record an event; the oldest makes room when nobody takes them."""
-        if len(self._events) >= self._num_events_max:
-            self._events.popleft()
-            self.num_events_dropped += 1
+        self._num_noted += 1
         self._events.append(event)
 
     @property
@@ -212,10 +210,16 @@ class ChunkStore:
         """Events waiting to be taken."""
         return len(self._events)
 
+    @property
+    def num_events_dropped(self) -> int:
+        """Events that made room for others."""
+        return self._num_noted - self._num_taken - len(self._events)
+
     def take_events(self) -> list[OffloadingEvent]:
         """Return and forget the events, oldest first."""
         events = list(self._events)
         self._events.clear()
+        self._num_taken += len(events)
         return events
 
     def check(self) -> None:
