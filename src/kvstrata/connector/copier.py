@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from kvstrata.connector.config import SchedulerOffloadConfig
+from kvstrata.connector.config import KVGroup, SchedulerOffloadConfig
 from kvstrata.connector.layout import Array, TensorLayout, as_array, by_block
 from kvstrata.connector.messages import BlockCopies
 from kvstrata.core.errors import ConfigError
@@ -51,6 +51,17 @@ class _GroupBlocks:
         self.layers = layers
         self.blocks_per_chunk = blocks_per_chunk
         self.block_bytes: int = sum(layer[0].nbytes for layer in layers)
+
+    @classmethod
+    def describe(
+        cls, group: KVGroup, tensors: Sequence[Any], layout: TensorLayout, path: str
+    ) -> "_GroupBlocks":
+        """Make views of the tensors, block by block."""
+        layers = [
+            by_block(as_array(tensor), layout, f"{path}[{i}]")
+            for i, tensor in enumerate(unique_tensors(tensors))
+        ]
+        return cls(layers, group.blocks_per_chunk)
 
     @property
     def chunk_bytes(self) -> int:
@@ -97,20 +108,11 @@ class HostCopier(Copier):
         self._slots = slots
         self._tensors = tensors
         self._groups = [
-            _GroupBlocks(
-                [
-                    by_block(as_array(tensor), layout, f"tensors[{g}][{i}]")
-                    for i, tensor in enumerate(unique_tensors(layers))
-                ],
-                group.blocks_per_chunk,
-            )
-            for g, (group, layers, layout) in enumerate(
-                zip(config.groups, tensors, layouts, strict=True)
-            )
+            _GroupBlocks.describe(*described, f"tensors[{i}]")
+            for i, described in enumerate(zip(config.groups, tensors, layouts, strict=True))
         ]
-        self._share = rank_share(
-            slots, config, rank, max(group.chunk_bytes for group in self._groups)
-        )
+        largest_bytes = max(group.chunk_bytes for group in self._groups)
+        self._share = rank_share(slots, config, rank, largest_bytes)
 
     @override
     def mark(self) -> object:

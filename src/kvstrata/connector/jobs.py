@@ -9,7 +9,7 @@ from kvstrata.connector.config import SchedulerOffloadConfig
 from kvstrata.connector.fence import BlockFence
 from kvstrata.connector.messages import CopyJob, WorkerOutput
 from kvstrata.connector.requests import Chunk, FoundPrefix, RequestOffloadState
-from kvstrata.connector.transfers import copies_of
+from kvstrata.connector.chunks import copies_of
 from kvstrata.core.clock import Clock
 from kvstrata.core.keys import JobId, OffloadKey
 

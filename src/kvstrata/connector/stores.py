@@ -6,7 +6,7 @@ from kvstrata.connector.jobs import JobKind, JobTable, OpenJob
 from kvstrata.connector.messages import CopyJob
 from kvstrata.connector.protocols import StepOutput
 from kvstrata.connector.requests import Chunk, RequestOffloadState
-from kvstrata.connector.transfers import (
+from kvstrata.connector.chunks import (
     chunks_due,
     chunks_of_preempted,
     mark_offered,

@@ -1,165 +1,195 @@
-"""Which chunks of a request are to be stored or loaded, and the copies that do it."""
+"""Who runs copy jobs, and in which order: a thread beside the engine, or the engine itself."""
 
-import math
-from collections.abc import Collection, Sequence
+import logging
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import IntEnum
 
-from kvstrata.connector.config import GroupKind, SchedulerOffloadConfig
-from kvstrata.connector.matching import first_needed_token, needed_range
-from kvstrata.connector.messages import BlockCopies
-from kvstrata.connector.requests import Chunk, FoundPrefix, RequestGroupState, RequestOffloadState
-from kvstrata.core.keys import OffloadKey
+from typing_extensions import override
 
-Unfilled = Sequence[Collection[int]]
+from kvstrata.connector.messages import CopyJob, CopyResult
+from kvstrata.core.errors import OffloadError
+from kvstrata.core.keys import JobId
 
-
-def chunks_due(
-    state: RequestOffloadState, num_final: int, unfilled: Unfilled | None = None
-) -> list[Chunk]:
-    """Return the chunks that can be stored now and were not offered yet, in prefix order.
-
-    Args:
-        state: The request; its tables are as of this step.
-        num_final: Tokens whose blocks hold final content once this step has run.
-        unfilled: Blocks that somebody else still fills, per group; None: as when last told. Their
-            chunks, and those behind, wait.
-
-    A chunk that lost a block it needs will never be complete and is passed over.
-    """
-    chunks: list[Chunk] = []
-    for group_state in state.groups:
-        per_chunk = group_state.group.tokens_per_chunk
-        if unfilled is not None:
-            group_state.held_from = _first_held(group_state, unfilled[group_state.group_idx])
-        last = num_final // per_chunk
-        if group_state.held_from is not None:
-            last = min(last, group_state.held_from)
-        group_state.num_due = max(group_state.num_offered, last)
-        for idx in range(group_state.num_offered, last):
-            end = (idx + 1) * per_chunk
-            chunk = group_state.chunk_to_store(
-                group_state.keys[idx], end, state.config.null_block_id
-            )
-            if chunk is not None:
-                chunks.append(chunk)
-    if len(state.groups) > 1:
-        chunks.sort()
-    return chunks
+logger = logging.getLogger("kvstrata.connector")
 
 
-def _first_held(group_state: RequestGroupState, unfilled: Collection[int]) -> int | None:
-    if not unfilled:
-        return None
-    held = frozenset(unfilled)
-    blocks = (i for i, block_id in enumerate(group_state.block_ids) if block_id in held)
-    first = next(blocks, None)
-    return None if first is None else first // group_state.group.blocks_per_chunk
+class Urgency(IntEnum):
+    """Which queue a task is in; a lower number runs first."""
+
+    AWAITED = 0  # a step waits for it
+    LOAD = 1
+    STORE = 2
 
 
-def chunks_of_preempted(state: RequestOffloadState) -> list[Chunk]:
-    """Return all final chunks of a request whose blocks were just taken, in prefix order.
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job and the call that copies it: returns the slots that failed."""
 
-    Its tables are as last seen. What a window left behind since may belong to others by now.
-    """
-    for group_state in state.groups:
-        group_state.num_offered = 0
-        group = group_state.group
-        if group.kind is GroupKind.WINDOW:
-            first_alive = first_needed_token(group, state.num_final)
-            group_state.num_offered = -(-first_alive // group.tokens_per_chunk)
-    return chunks_due(state, state.num_final)
+    job: CopyJob
+    run: Callable[[], frozenset[int]]
 
 
-def tail_chunks(state: RequestOffloadState, num_final: int) -> list[Chunk]:
-    """Return what lies behind the last full chunk, in whole `match_tokens`, if not offered yet."""
-    match_tokens = state.config.match_tokens
-    if match_tokens is None:
-        return []
-    end = num_final // match_tokens * match_tokens
-    if end <= state.tail_offered or end % state.config.tokens_per_match == 0:
-        return []
-    chunks = [
-        group_state.chunk_to_store(
-            state.key_at(end, group_state.group_idx), end, state.config.null_block_id
-        )
-        for group_state in state.groups
-    ]
-    return [chunk for chunk in chunks if chunk is not None]
+class Transfers(ABC):
+    """Runs tasks. Every task ends in exactly one result, whatever it raises."""
+
+    @abstractmethod
+    def submit(self, task: Task, urgency: Urgency) -> None:
+        """Take in a task.
+
+        Raises:
+            OffloadError: After `close`.
+        """
+
+    @abstractmethod
+    def wait(self, job_ids: Collection[JobId], timeout_s: float) -> Collection[JobId]:
+        """Run these jobs first, and return when they are over; unknown ids are.
+
+        Returns those that are not over after `timeout_s`, empty if all are.
+        """
+
+    @abstractmethod
+    def take_results(self) -> list[CopyResult]:
+        """Return the results since the last call. Blocks: never."""
+
+    @abstractmethod
+    def wait_for_results(self, timeout_s: float) -> None:
+        """Return once there is a result to take or no job is open, at the latest in time."""
+
+    @abstractmethod
+    def close(self, timeout_s: float) -> Collection[JobId]:
+        """Run what was taken in and no more; return the jobs that did not end in time."""
 
 
-def chunks_to_load(state: RequestOffloadState, found: FoundPrefix) -> list[Chunk]:
-    """Return the chunks that bring tokens `found.num_local` to `found.end`, in prefix order.
-
-    Only blocks behind the local tokens are named, and none that the table holds as null.
-    """
-    chunks: list[Chunk] = []
-    for group_state in state.groups:
-        group, table = group_state.group, group_state.block_ids
-        per_chunk, per_block = group.tokens_per_chunk, group.tokens_per_block
-        first_token = max(found.num_local, first_needed_token(group, found.end))
-        last_block = -(-found.end // per_block)
-        for idx in needed_range(group, found.num_local, found.end, per_chunk):
-            start = idx * per_chunk
-            first = max(start, first_token) // per_block
-            ids = table[first : min(last_block, (idx + 1) * group.blocks_per_chunk)]
-            while ids and ids[0] == state.config.null_block_id:
-                first, ids = first + 1, ids[1:]
-            if found.tail > start and found.tail < start + per_chunk:
-                key = state.key_at(found.tail, group_state.group_idx)
-            else:
-                key = group_state.keys[idx]
-            chunks.append(
-                Chunk(
-                    start + per_chunk,
-                    group_state.group_idx,
-                    key,
-                    first % group.blocks_per_chunk,
-                    ids,
-                )
-            )
-    if len(state.groups) > 1:
-        chunks.sort()
-    return chunks
+def run_task(task: Task) -> CopyResult:
+    """Run one task; one that raises has failed with all its slots, and is logged."""
+    try:
+        failed = task.run()
+    except Exception:
+        logger.exception("job %d failed", task.job.job_id)
+        failed = frozenset(slot for copies in task.job.copies for slot in copies.slots)
+    return CopyResult(task.job.job_id, failed)
 
 
-def copies_of(chunks: Sequence[Chunk], slots: Sequence[int]) -> list[BlockCopies]:
-    """Return the copies between the chunks' blocks and `slots[i]` for chunk i, group by group."""
-    by_group: dict[int, tuple[list[int], list[int], list[int]]] = {}
-    for chunk, slot in zip(chunks, slots, strict=True):
-        ids, places, parts = by_group.setdefault(chunk.group_idx, ([], [], []))
-        num_blocks = len(chunk.block_ids)
-        ids += chunk.block_ids
-        places += [slot] * num_blocks
-        parts += range(chunk.first_part, chunk.first_part + num_blocks)
-    return [BlockCopies(group_idx, *lists) for group_idx, lists in by_group.items()]
+class InlineTransfers(Transfers):
+    """Runs each task where it is submitted, while the engine waits."""
+
+    def __init__(self) -> None:
+        self._results: list[CopyResult] = []
+
+    @override
+    def submit(self, task: Task, urgency: Urgency) -> None:
+        self._results.append(run_task(task))
+
+    @override
+    def wait(self, job_ids: Collection[JobId], timeout_s: float) -> Collection[JobId]:
+        return ()
+
+    @override
+    def take_results(self) -> list[CopyResult]:
+        results, self._results = self._results, []
+        return results
+
+    @override
+    def wait_for_results(self, timeout_s: float) -> None:
+        return
+
+    @override
+    def close(self, timeout_s: float) -> Collection[JobId]:
+        return ()
 
 
-def valid_tokens(
-    config: SchedulerOffloadConfig,
-    found: FoundPrefix,
-    chunks: Sequence[Chunk],
-    failed: Collection[OffloadKey],
-) -> int:
-    """Return how many tokens hold valid content in every group after a load.
+class TransferThread(Transfers):
+    """Runs tasks on one thread of its own: awaited ones first, then loads, then stores."""
 
-    With a window group nothing short of the whole load is: another end needs other chunks.
-    """
-    if not failed:
-        return found.end
-    if any(group.kind is GroupKind.WINDOW for group in config.groups):
-        return found.num_local
-    first = min(
-        chunk.end - config.groups[chunk.group_idx].tokens_per_chunk
-        for chunk in chunks
-        if chunk.key in failed
-    )
-    per_block = math.lcm(*(g.tokens_per_block for g in config.groups if g.is_offloaded))
-    return max(found.num_local, first // per_block * per_block)
+    def __init__(self, name: str, cpus: Collection[int] | None = None) -> None:
+        """Start the thread.
 
+        Args:
+            name: Of the thread.
+            cpus: What it may run on; None: what its creator may. An engine that binds its own
+                thread to one core would otherwise bind this one to the same.
+        """
+        self._cpus = cpus
+        self._changed = threading.Condition()
+        self._queues: tuple[deque[Task], ...] = tuple(deque() for _ in Urgency)
+        self._open: set[JobId] = set()
+        self._results: list[CopyResult] = []
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
-def mark_offered(states: Sequence[RequestGroupState], first_kept: Chunk | None = None) -> None:
-    """Move the cursors past what was due, or up to the first chunk that is to be offered again."""
-    for state in states:
-        state.num_offered = state.num_due
-        if first_kept is not None:
-            before = (first_kept.end - 1) // state.group.tokens_per_chunk
-            state.num_offered = min(state.num_offered, before)
+    @override
+    def submit(self, task: Task, urgency: Urgency) -> None:
+        with self._changed:
+            if self._is_closing:
+                raise OffloadError("the transfer thread is closed")
+            self._open.add(task.job.job_id)
+            self._queues[urgency].append(task)
+            self._changed.notify_all()
+
+    @override
+    def wait(self, job_ids: Collection[JobId], timeout_s: float) -> Collection[JobId]:
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            awaited = self._open.intersection(job_ids)
+            if awaited:
+                self._hurry(awaited)
+            while awaited and (left_s := deadline_s - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+                awaited &= self._open
+            return awaited
+
+    def _hurry(self, job_ids: Collection[JobId]) -> None:
+        for queue in self._queues[Urgency.LOAD :]:
+            moved = [task for task in queue if task.job.job_id in job_ids]
+            if moved:
+                kept = [task for task in queue if task.job.job_id not in job_ids]
+                queue.clear()
+                queue.extend(kept)
+                self._queues[Urgency.AWAITED].extend(moved)
+
+    @override
+    def take_results(self) -> list[CopyResult]:
+        with self._changed:
+            results, self._results = self._results, []
+            return results
+
+    @override
+    def wait_for_results(self, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._results or not self._open, timeout_s)
+
+    @override
+    def close(self, timeout_s: float) -> Collection[JobId]:
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        with self._changed:
+            return set(self._open)
+
+    def _run(self) -> None:
+        if self._cpus is not None:
+            os.sched_setaffinity(0, self._cpus)
+        while (task := self._next()) is not None:
+            result = run_task(task)
+            with self._changed:
+                self._open.discard(task.job.job_id)
+                self._results.append(result)
+                self._changed.notify_all()
+
+    def _next(self) -> Task | None:
+        with self._changed:
+            while True:
+                for queue in self._queues:
+                    if queue:
+                        return queue.popleft()
+                if self._is_closing:
+                    return None
+                self._changed.wait()

@@ -6,7 +6,7 @@ from functools import partial
 from kvstrata.connector.config import SchedulerOffloadConfig
 from kvstrata.connector.copier import Copier
 from kvstrata.connector.messages import CopyJob, CopyResult, StepMessage, WorkerOutput
-from kvstrata.connector.transfer_thread import Task, TransferThread, Urgency
+from kvstrata.connector.transfers import Task, Transfers, TransferThread, Urgency
 from kvstrata.core.errors import OffloadError
 from kvstrata.core.keys import JobId
 
@@ -14,9 +14,8 @@ from kvstrata.core.keys import JobId
 class OffloadingConnectorWorker:
     """Copies between one rank's engine blocks and slots, beside the engine's steps.
 
-    The order of calls is in the package's docstring. Copies run on one thread, those that a step
-    waits for first, then loads, then stores. Thread: one, the engine's. Blocks: only
-    `handle_preemptions`, `wait_for_results` and `shutdown`.
+    The order of calls is in the package's docstring. Thread: one, the engine's. Blocks: only
+    `handle_preemptions`, `wait_for_results` and `shutdown`, when copies run on a thread.
     """
 
     def __init__(
@@ -25,23 +24,23 @@ class OffloadingConnectorWorker:
         rank: int,
         copier: Copier,
         *,
-        cpus: Collection[int] | None = None,
+        transfers: Transfers | None = None,
         flush_timeout_s: float = 60.0,
     ) -> None:
-        """Start the transfer thread.
+        """Take what copies and what runs the copies.
 
         Args:
             config: As on the scheduler side.
             rank: Of this worker.
             copier: Knows the tensors.
-            cpus: Processors for the transfer thread; None: those of the calling thread.
+            transfers: Owned; None: a thread.
             flush_timeout_s: How long `handle_preemptions` waits before it gives up.
         """
         self._config = config
         self._rank = rank
         self._copier = copier
         self._flush_timeout_s = flush_timeout_s
-        self._thread = TransferThread(f"kvstrata-transfer-{rank}", cpus)
+        self._transfers = transfers or TransferThread(f"kvstrata-transfer-{rank}")
         self._loads: dict[JobId, CopyJob] = {}
 
     def handle_preemptions(self, message: StepMessage) -> None:
@@ -52,7 +51,7 @@ class OffloadingConnectorWorker:
         """
         for job in message.early_stores:
             self._submit_store(job)
-        stuck = self._thread.wait(message.flush_job_ids, self._flush_timeout_s)
+        stuck = self._transfers.wait(message.flush_job_ids, self._flush_timeout_s)
         if stuck:
             raise OffloadError(
                 f"jobs {sorted(stuck)} still use engine blocks after {self._flush_timeout_s} s"
@@ -63,7 +62,7 @@ class OffloadingConnectorWorker:
         for job in message.loads:
             self._loads[job.job_id] = job
             run = partial(self._copier.load, job.copies, self._copier.mark())
-            self._thread.submit(Task(job, run), Urgency.LOAD)
+            self._transfers.submit(Task(job, run), Urgency.LOAD)
 
     def start_stores(self, message: StepMessage) -> None:
         """Start the step's stores: its forward pass has been run, or given to the device."""
@@ -75,11 +74,11 @@ class OffloadingConnectorWorker:
             run = partial(frozenset[int])  # another rank writes the one copy
         else:
             run = partial(self._copier.store, job.copies, self._copier.mark())
-        self._thread.submit(Task(job, run), Urgency.STORE)
+        self._transfers.submit(Task(job, run), Urgency.STORE)
 
     def take_output(self) -> WorkerOutput:
         """Return what ended since the last call."""
-        results = self._thread.take_results()
+        results = self._transfers.take_results()
         loaded: list[str] = []
         failed_ids: list[list[int]] = [[] for _ in self._config.groups]
         for result in results:
@@ -101,8 +100,8 @@ class OffloadingConnectorWorker:
 
     def wait_for_results(self, timeout_s: float) -> None:
         """Return when there is something to take, no job is open, or the time is over."""
-        self._thread.wait_for_results(timeout_s)
+        self._transfers.wait_for_results(timeout_s)
 
     def shutdown(self, timeout_s: float = 10.0) -> Collection[JobId]:
         """End the queued jobs and the thread; return the jobs that did not end in time."""
-        return self._thread.close(timeout_s)
+        return self._transfers.close(timeout_s)
