@@ -162,7 +162,7 @@ class RequestOffloadState:
     def keys_in_order(self) -> list[OffloadKey]:
         """Return the keys of all groups in prefix order."""
         if len(self.groups) == 1:
-            return self.groups[0].keys
+            return list(self.groups[0].keys)
         ends = (
             ((idx + 1) * group_state.group.tokens_per_chunk, group_state.group_idx, key)
             for group_state in self.groups

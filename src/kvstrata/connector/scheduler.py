@@ -84,7 +84,9 @@ class OffloadingConnectorScheduler:
         """
         state = self._state_of(request)
         if state.has_blocks:
-            state.lose_blocks()  # the engine took them back after a failed load
+            # The engine took them back after a failed load.
+            self._gate.forget(request.req_id)
+            state.lose_blocks()
         state.found = FoundPrefix(num_local_tokens, num_local_tokens)
         if not state.offloading.load:
             return NOTHING

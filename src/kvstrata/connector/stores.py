@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from kvstrata.connector.jobs import JobKind, JobTable, OpenJob
-from kvstrata.connector.messages import CopyJob
-from kvstrata.connector.protocols import StepOutput
-from kvstrata.connector.requests import Chunk, RequestOffloadState
 from kvstrata.connector.chunks import (
     chunks_due,
     chunks_of_preempted,
     mark_offered,
     tail_chunks,
 )
+from kvstrata.connector.jobs import JobKind, JobTable, OpenJob
+from kvstrata.connector.messages import CopyJob
+from kvstrata.connector.protocols import StepOutput
+from kvstrata.connector.requests import Chunk, RequestOffloadState
 from kvstrata.core.manager import OffloadingManager
 
 
