@@ -56,10 +56,10 @@ class _GroupBlocks:
     def describe(
         cls, group: KVGroup, tensors: Sequence[Any], layout: TensorLayout, path: str
     ) -> "_GroupBlocks":
-        """Make views of the tensors, block by block."""
+        """Make views of the tensors, block by block; none of a group that is not offloaded."""
         layers = [
             by_block(as_array(tensor), layout, f"{path}[{i}]")
-            for i, tensor in enumerate(unique_tensors(tensors))
+            for i, tensor in enumerate(unique_tensors(tensors if group.is_offloaded else ()))
         ]
         return cls(layers, group.blocks_per_chunk)
 
@@ -98,8 +98,8 @@ class HostCopier(Copier):
             slots: The primary's memory.
             config: The groups.
             rank: Whose share of the slots this copier uses.
-            tensors: For each group, its layers' tensors, numpy or torch. Kept, not copied. Empty
-                for groups that are not offloaded.
+            tensors: For each group, its layers' tensors, numpy or torch. Kept, not copied. Those
+                of groups that are not offloaded are ignored.
             layouts: For each group, how its tensors hold blocks.
 
         Raises:

@@ -1,7 +1,5 @@
 """Random workloads on a toy engine: whatever happens, no token is computed from wrong bytes."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -9,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.connector import GroupKind, KVGroup
-from tests.unit.connector.toy_engine import ToyEngine, ToySettings
+from tests.toy_engine import ToyEngine, ToySettings
 
 TOKENS_PER_BLOCK = 4
 

@@ -5,12 +5,10 @@ compute a token the engine reads the KV of all tokens it attends to and compares
 stale byte is an AssertionError. Blocks that change hands are poisoned before the step writes them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -33,9 +31,11 @@ from kvstrata.connector.matching import first_needed_token
 from kvstrata.connector.messages import CopyResult, LoadOutcome
 from kvstrata.connector.transfers import Task, Transfers, Urgency, run_task
 from kvstrata.core.clock import Clock, SystemClock
-from kvstrata.core.keys import JobId
+from kvstrata.core.keys import JobId, OffloadKey, make_offload_key
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.namespace import hash_blocks
+from kvstrata.core.request import ReqContext
+from kvstrata.core.results import LookupResult
 from kvstrata.policies.lru import LruPolicy
 from kvstrata.primary.chunk_store import PrimaryLimits
 from kvstrata.primary.manager import CPUOffloadingManager
@@ -47,9 +47,14 @@ LAYERS = 2
 ITEM_BYTES = 8
 
 
-def make_manager(num_slots: int, chunk_bytes: int, clock: Clock | None = None) -> OffloadingManager:
+def make_manager(
+    num_slots: int,
+    chunk_bytes: int,
+    clock: Clock | None = None,
+    kind: type[CPUOffloadingManager] = CPUOffloadingManager,
+) -> CPUOffloadingManager:
     region = HostRegion.create(num_slots, chunk_bytes)
-    return CPUOffloadingManager(
+    return kind(
         region,
         LruPolicy(num_slots),
         limits=PrimaryLimits(num_protected_max=num_slots // 2),
@@ -178,42 +183,49 @@ class ManualTransfers(Transfers):
 
 
 class FaultyCopier(Copier):
-    """Copies like the one it wraps, but fails the slots that `fails` picks, leaving junk there."""
+    """Copies like the one it wraps, but lets some chunks fail, and copies nothing for those.
+
+    A chunk fails at random, or when `fail_load_of` names its place among the slots of a load.
+    """
 
     def __init__(self, inner: HostCopier, failure_rate: float, rng: random.Random) -> None:
         self.inner = inner
         self.failure_rate = failure_rate
         self.rng = rng
+        self.fail_load_of: set[int] = set()
+        self.num_stored_blocks = 0
+        self.num_loaded_blocks = 0
 
     @override
     def mark(self) -> object:
         return self.inner.mark()
 
-    def _split(self, copies: Sequence[BlockCopies]) -> tuple[list[BlockCopies], frozenset[int]]:
-        slots = sorted({slot for c in copies for slot in c.slots})
-        failed = frozenset(slot for slot in slots if self.rng.random() < self.failure_rate)
-        kept = []
-        for c in copies:
-            at = [i for i, slot in enumerate(c.slots) if slot not in failed]
-            kept.append(
-                BlockCopies(
-                    c.group_idx,
-                    [c.block_ids[i] for i in at],
-                    [c.slots[i] for i in at],
-                    [c.parts[i] for i in at],
-                )
-            )
-        return kept, failed
+    def _pick(self, slots: Iterable[int]) -> set[int]:
+        return {slot for slot in dict.fromkeys(slots) if self.rng.random() < self.failure_rate}
 
     @override
     def store(self, copies: Sequence[BlockCopies], mark: object) -> frozenset[int]:
-        kept, failed = self._split(copies)
+        failed = self._pick(slot for c in copies for slot in c.slots)
+        kept = without(copies, failed)
+        self.num_stored_blocks += sum(len(c.slots) for c in kept)
         return self.inner.store(kept, mark) | failed
 
     @override
     def load(self, copies: Sequence[BlockCopies], mark: object) -> frozenset[int]:
-        kept, failed = self._split(copies)
+        slots = list(dict.fromkeys(slot for c in copies for slot in c.slots))
+        failed = self._pick(slots) | {slots[i] for i in self.fail_load_of if i < len(slots)}
+        kept = without(copies, failed)
+        self.num_loaded_blocks += sum(len(c.slots) for c in kept)
         return self.inner.load(kept, mark) | failed
+
+
+def without(copies: Sequence[BlockCopies], slots: set[int]) -> list[BlockCopies]:
+    kept = []
+    for c in copies:
+        rows = zip(c.block_ids, c.slots, c.parts, strict=True)
+        left = [row for row in rows if row[1] not in slots]
+        kept.append(BlockCopies(c.group_idx, *([row[i] for row in left] for i in range(3))))
+    return kept
 
 
 @dataclass
@@ -278,18 +290,18 @@ class ToyEngine:
         ]  # fmt: skip
         layouts = [TensorLayout(settings.num_blocks, 0) for _ in groups]
         self.transfers = [ManualTransfers() for _ in range(settings.num_ranks)]
-        self.workers = [
-            OffloadingConnectorWorker(
-                config,
-                rank,
-                FaultyCopier(
-                    HostCopier(self.manager.slots, config, rank, self.tensors[rank], layouts),
-                    settings.failure_rate,
-                    self.rng,
-                ),
-                transfers=self.transfers[rank],
+        slots = self.manager.slots
+        self.copiers = [
+            FaultyCopier(
+                HostCopier(slots, config, rank, tensors, layouts), settings.failure_rate, self.rng
             )
-            for rank in range(settings.num_ranks)
+            for rank, tensors in enumerate(self.tensors)
+        ]
+        self.workers = [
+            OffloadingConnectorWorker(config, rank, copier, transfers=transfers)
+            for rank, (copier, transfers) in enumerate(
+                zip(self.copiers, self.transfers, strict=True)
+            )
         ]
         self.free = list(range(1, settings.num_blocks))
         self.owners = [0] * settings.num_blocks
@@ -422,16 +434,8 @@ class ToyEngine:
         step.tables = {r.req_id: r.tables for r in requests.values()}
         message = self.connector.build_connector_meta(step)
         self.messages.append(message)
-        for worker in self.workers:
-            if self.settings.with_fence:
-                worker.handle_preemptions(message)
-            else:
-                for job in message.early_stores:
-                    worker._submit_store(job)
-        for g, block_ids in enumerate(step.new_block_ids):
-            for tensors in self.tensors:
-                for layer in tensors[g]:
-                    layer[block_ids] = POISON
+        self._before_writes(message)
+        self._poison(step)
         for worker in self.workers:
             worker.start_loads(message)
         for req_id, num_tokens in step.num_scheduled_tokens.items():
@@ -442,6 +446,18 @@ class ToyEngine:
         for req_id, num_tokens in step.num_scheduled_tokens.items():
             self._sample(requests[req_id], num_tokens)
         self.connector.check()
+
+    def _before_writes(self, message: StepMessage) -> None:
+        if not self.settings.with_fence:
+            message = replace(message, flush_job_ids=())
+        for worker in self.workers:
+            worker.handle_preemptions(message)
+
+    def _poison(self, step: ToyStep) -> None:
+        for tensors in self.tensors:
+            for layers, block_ids in zip(tensors, step.new_block_ids, strict=True):
+                for layer in layers:
+                    layer[block_ids] = POISON
 
     def collect(self) -> None:
         """Take in what the workers report."""
@@ -567,7 +583,10 @@ class ToyEngine:
                 for layer, tensor in enumerate(tensors[g]):
                     salt = self._salt(rank, g, layer)
                     at = np.arange(first, end)
-                    blocks, places = table[at // group.tokens_per_block], at % group.tokens_per_block
+                    blocks, places = (
+                        table[at // group.tokens_per_block],
+                        at % group.tokens_per_block,
+                    )
                     assert (blocks != NULL).all()
                     seen = tensor[blocks[: start - first], places[: start - first]]
                     assert (seen == request.kv(first, start, salt)).all(), (
@@ -582,11 +601,10 @@ class ToyEngine:
         self._cache_blocks(request)
         if request.num_computed_tokens < request.num_tokens:
             return
+        request.extend([request.chain[-1] % 50])
         if request.num_tokens == request.num_wanted:
             self.running.remove(request)
             self._end(request)
-        else:
-            request.extend([request.chain[-1] % 50])
 
     # -- many steps
 
@@ -614,3 +632,47 @@ class ToyEngine:
         assert mine["open_blocks"] == mine["open_loads"] == mine["open_stores"] == 0
         assert mine["live_requests"] == mine["held_requests"] == 0
         assert sorted(self.free) == list(range(1, self.settings.num_blocks))
+        self.verify_primary()
+
+    def resident(self, request: ToyRequest) -> list[tuple[int, int]]:
+        """Return (group, chunk index) of the request's full chunks that can be loaded now."""
+        ctx = ReqContext("verify")
+        found = []
+        for g, group in enumerate(self.settings.groups):
+            for idx in range(request.num_tokens // group.tokens_per_chunk):
+                states = self.manager.lookup_states([self.key(request, g, idx)], ctx)
+                if states[0] is LookupResult.HIT:
+                    found.append((g, idx))
+        return found
+
+    def key(self, request: ToyRequest, group_idx: int, idx: int) -> OffloadKey:
+        per_chunk = self.settings.groups[group_idx].tokens_per_chunk
+        last = (idx + 1) * per_chunk // self.settings.tokens_per_hash - 1
+        return make_offload_key(request.block_hashes[last], group_idx)
+
+    def verify_primary(self) -> None:
+        """Check every byte that a load could read of every chunk of every finished request."""
+        ctx = ReqContext("verify")
+        for request in self.finished.values():
+            for g, idx in self.resident(request):
+                key = self.key(request, g, idx)
+                (slot,) = self.manager.prepare_load([key], ctx).slots
+                self._verify_chunk(request, g, idx, self.manager.slots[slot])
+                self.manager.complete_load([key], ctx)
+
+    def _verify_chunk(self, request: ToyRequest, g: int, idx: int, row: memoryview) -> None:
+        group = self.settings.groups[g]
+        start, end = idx * group.tokens_per_chunk, (idx + 1) * group.tokens_per_chunk
+        first = max(start, first_needed_token(group, end - 1))
+        for share in range(1 if self.settings.is_replicated else self.settings.num_ranks):
+            share_bytes = len(row) // (
+                1 if self.settings.is_replicated else self.settings.num_ranks
+            )
+            chunk = np.frombuffer(row, np.uint64, group.tokens_per_chunk * LAYERS,
+                                  share * share_bytes)  # fmt: skip
+            parts = chunk.reshape(group.blocks_per_chunk, LAYERS, group.tokens_per_block)
+            for layer in range(LAYERS):
+                seen = parts[:, layer].reshape(-1)[first - start :]
+                assert (seen == request.kv(first, end, self._salt(share, g, layer))).all(), (
+                    f"chunk {idx} of group {g} of {request.req_id} holds wrong bytes"
+                )
