@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from kvstrata.build import build_manager
 from kvstrata.connector import (
     BlockCopies,
     Copier,
@@ -30,7 +31,7 @@ from kvstrata.connector import (
 from kvstrata.connector.matching import first_needed_token
 from kvstrata.connector.messages import CopyResult, LoadOutcome
 from kvstrata.connector.transfers import Task, Transfers, Urgency, run_task
-from kvstrata.core.clock import Clock, SystemClock
+from kvstrata.core.clock import Clock
 from kvstrata.core.keys import JobId, OffloadKey, make_offload_key
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.namespace import hash_blocks
@@ -47,20 +48,13 @@ LAYERS = 2
 ITEM_BYTES = 8
 
 
-def make_manager(
-    num_slots: int,
-    chunk_bytes: int,
-    clock: Clock | None = None,
-    kind: type[CPUOffloadingManager] = CPUOffloadingManager,
+def make_primary(
+    kind: type[CPUOffloadingManager], num_slots: int, chunk_bytes: int
 ) -> CPUOffloadingManager:
+    """A primary of a class that a test has changed."""
     region = HostRegion.create(num_slots, chunk_bytes)
-    return kind(
-        region,
-        LruPolicy(num_slots),
-        limits=PrimaryLimits(num_protected_max=num_slots // 2),
-        clock=clock or SystemClock(),
-        close_region=region.close,
-    )
+    limits = PrimaryLimits(num_protected_max=num_slots // 2)
+    return kind(region, LruPolicy(num_slots), limits=limits, close_region=region.close)
 
 
 class Status(Enum):
@@ -241,6 +235,7 @@ class ToySettings:
     failure_rate: float = 0.0
     with_local_cache: bool = False
     knows_capacity: bool = False
+    store_threshold: int = 1
     with_fence: bool = True
     seed: int = 0
 
@@ -276,8 +271,14 @@ class ToyEngine:
         self.config = config = settings.config()
         groups = settings.groups
         block_bytes = [LAYERS * g.tokens_per_block * ITEM_BYTES for g in groups]
-        self.manager = manager or make_manager(
-            settings.num_slots, config.chunk_bytes(block_bytes), clock
+        self.manager = manager or build_manager(
+            {
+                "primary": {"num_chunks": settings.num_slots, "policy": "lru"},
+                "filter": {"store_threshold": settings.store_threshold},
+            },
+            chunk_bytes=config.chunk_bytes(block_bytes),
+            namespace="toy",
+            clock=clock,
         )
         self.connector = OffloadingConnectorScheduler(self.manager, config, clock=clock)
         self.tensors = [
