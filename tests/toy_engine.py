@@ -236,6 +236,7 @@ class ToySettings:
     with_local_cache: bool = False
     knows_capacity: bool = False
     store_threshold: int = 1
+    with_threads: bool = False
     with_fence: bool = True
     seed: int = 0
 
@@ -299,10 +300,13 @@ class ToyEngine:
             for rank, tensors in enumerate(self.tensors)
         ]
         self.workers = [
-            OffloadingConnectorWorker(config, rank, copier, transfers=transfers)
-            for rank, (copier, transfers) in enumerate(
-                zip(self.copiers, self.transfers, strict=True)
+            OffloadingConnectorWorker(
+                config,
+                rank,
+                copier,
+                transfers=None if settings.with_threads else self.transfers[rank],
             )
+            for rank, copier in enumerate(self.copiers)
         ]
         self.free = list(range(1, settings.num_blocks))
         self.owners = [0] * settings.num_blocks
@@ -618,6 +622,9 @@ class ToyEngine:
         for _ in range(num_steps_max):
             if self.is_idle and not self.connector.has_pending_work():
                 break
+            if not self.running and self.settings.with_threads:
+                for worker in self.workers:
+                    worker.wait_for_results(5)
             self.step()
             for transfers in self.transfers:
                 transfers.run_some(self.rng)
@@ -634,6 +641,11 @@ class ToyEngine:
         assert mine["live_requests"] == mine["held_requests"] == 0
         assert sorted(self.free) == list(range(1, self.settings.num_blocks))
         self.verify_primary()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            assert worker.shutdown() == set()
+        self.connector.shutdown()
 
     def resident(self, request: ToyRequest) -> list[tuple[int, int]]:
         """Return (group, chunk index) of the request's full chunks that can be loaded now."""

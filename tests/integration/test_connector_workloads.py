@@ -81,7 +81,23 @@ def test_no_token_is_computed_from_wrong_bytes(toy: ToySettings) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(toy_settings())
 def test_no_token_is_computed_from_wrong_bytes_at_length(toy: ToySettings) -> None:
     play(toy, num_requests=25)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_copies_on_threads_give_the_same_bytes(num_ranks: int) -> None:
+    for seed in range(4):
+        groups = (KVGroup(4, 2), KVGroup(8, 1, GroupKind.WINDOW, 20))
+        toy = ToySettings(
+            groups,
+            num_blocks=80,
+            num_slots=30,
+            num_ranks=num_ranks,
+            knows_capacity=True,
+            with_threads=True,
+            seed=seed,
+        )
+        play(toy).close()
