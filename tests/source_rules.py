@@ -78,6 +78,7 @@ BROAD_EXCEPT: tuple[str, ...] = (
     "connector/transfers.py",
     "integrations/",
     "tiering/tier_handle.py",
+    "tiers/fs/workers.py",
 )
 
 BANNED_NAME = re.compile(r"block_size|(?:^|_)utils?(?:_|$)", re.IGNORECASE)
