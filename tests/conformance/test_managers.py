@@ -51,7 +51,7 @@ class TestFilterReusedOffloadingManager(OffloadingManagerSuite):
 
 
 class TestTieringOffloadingManager(OffloadingManagerSuite):
-    """With a tier that is asked for everything and given nothing, so that only the engine copies."""
+    """With a tier that is asked for everything and given nothing, so that only engines copy."""
 
     @override
     def make_manager(self, num_chunks: int, chunk_bytes: int) -> OffloadingManager:

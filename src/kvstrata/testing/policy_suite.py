@@ -57,6 +57,8 @@ class PolicySuite:
                 max_examples=self.num_examples,
                 stateful_step_count=40,
                 deadline=None,
+                derandomize=True,
+                database=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )
