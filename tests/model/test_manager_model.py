@@ -60,4 +60,5 @@ def test_no_order_of_calls_breaks_the_primary(policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES.names())
 def test_no_order_of_very_many_calls_breaks_the_primary(policy: str) -> None:
     num_steps = NUM_STEPS.get(policy, NUM_STEPS_OF_OTHERS)
-    assert run_steps(policy, num_steps // STEPS_PER_EXAMPLE) >= num_steps
+    num_examples = int(1.25 * num_steps / STEPS_PER_EXAMPLE)  # some end early
+    assert run_steps(policy, num_examples) >= num_steps

@@ -74,7 +74,7 @@ def test_less_than_one_chunk_is_an_error_that_names_both_sizes() -> None:
             "did you mean hold?",
         ),
         (
-            {"primary": PRIMARY, "tiers": [{"type": "fs", "root_dirr": "/x"}]},
+            {"primary": PRIMARY, "tiers": [{"type": "fs", "root_dirr": "/x", "max_bytes": "1GiB"}]},
             "tiers[0].root_dirr",
             "root",
         ),

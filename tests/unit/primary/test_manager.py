@@ -2,7 +2,6 @@
 
 import random
 import tracemalloc
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +26,7 @@ from kvstrata.testing.manager_calls import (
 )
 
 
-def build(clock: FakeClock, num_chunks: int = 8, **primary: Any) -> OffloadingManager:
+def build(clock: FakeClock, num_chunks: int = 8, **primary: object) -> OffloadingManager:
     return build_manager(
         {"primary": {"num_chunks": num_chunks, "policy": "lru", **primary}},
         chunk_bytes=100,

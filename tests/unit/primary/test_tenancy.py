@@ -17,7 +17,7 @@ from kvstrata.testing.manager_calls import finish, load, look_up, start, store
 ABC = chain("abc")
 
 
-def build(num_chunks: int = 8, **settings: Any) -> OffloadingManager:
+def build(num_chunks: int = 8, **settings: object) -> OffloadingManager:
     return build_manager(
         {"primary": {"num_chunks": num_chunks, "policy": "lru"}, **settings},
         chunk_bytes=100,
@@ -105,7 +105,7 @@ def test_a_signed_tenant_is_believed_only_with_its_signature(
 
 def test_a_missing_secret_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TENANT_SECRET", raising=False)
-    with pytest.raises(ConfigError, match="^tenant_from: .*TENANT_SECRET"):
+    with pytest.raises(ConfigError, match=r"^tenant_from: .*TENANT_SECRET"):
         build(tenant_from="signed:TENANT_SECRET")
 
 
