@@ -20,7 +20,13 @@ AUTO_POLICY = "lru"
 
 POLICIES: Registry[EvictionPolicy] = Registry(
     EvictionPolicy,  # type: ignore[type-abstract]
-    {"lru": "kvstrata.policies.lru:LruPolicy"},
+    {
+        "lru": "kvstrata.policies.lru:LruPolicy",
+        "arc": "kvstrata.policies.arc:ArcPolicy",
+        "guard": "kvstrata.policies.guard:GuardPolicy",
+        "hazard": "kvstrata.policies.hazard:HazardPolicy",
+        "hazard-p20": "kvstrata.policies.hazard:LeanHazardPolicy",
+    },
     "kvstrata.policies",
 )
 

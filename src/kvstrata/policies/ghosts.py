@@ -1,15 +1,11 @@
 """How many requests held a chunk, also after it left: a fixed table of small counters."""
 
-from __future__ import annotations
-
 from array import array
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 from zlib import crc32
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from kvstrata.core.keys import OffloadKey
+from kvstrata.core.keys import OffloadKey
 
 _CELLS_PER_CHUNK: Final = 8
 _COUNT_BITS: Final = 4

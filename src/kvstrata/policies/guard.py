@@ -1,19 +1,15 @@
 """Least recently used, but what has been idle for only a short time is not displaced."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from typing_extensions import override
 
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.policy import RequestTrail
 from kvstrata.core.request import SessionHint
+from kvstrata.policies.prefix_tree import Run, Turn
 from kvstrata.policies.reuse_curve import ReuseCurves
 from kvstrata.policies.tree_policy import TreePolicy
-
-if TYPE_CHECKING:
-    from kvstrata.core.keys import OffloadKey
-    from kvstrata.core.policy import RequestTrail
-    from kvstrata.policies.prefix_tree import Run, Turn
 
 _USES_SAMPLED_MAX: Final = 3  # more often used ends are not those of sessions
 _COMMON, _FINISHED = range(2)  # queues

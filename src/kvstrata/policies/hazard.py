@@ -1,23 +1,18 @@
 """Keep what is most likely to be used again soon, as learned from the rhythm of sessions."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import OrderedDict
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from typing_extensions import override
 
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.policy import RequestTrail
 from kvstrata.core.request import SessionHint
-from kvstrata.policies.prefix_tree import USES_MAX
+from kvstrata.policies.prefix_tree import USES_MAX, Run, Turn
 from kvstrata.policies.reuse_curve import EDGES_S, ReuseCurves
 from kvstrata.policies.tree_policy import TreePolicy
-
-if TYPE_CHECKING:
-    from kvstrata.core.keys import OffloadKey
-    from kvstrata.core.policy import RequestTrail
-    from kvstrata.policies.prefix_tree import Run, Turn
 
 _GAPS_S: Final = (8.0, 16.0, 32.0, 64.0, 128.0)
 _FIRST, _CONTINUES, _OVER = 0, len(_GAPS_S) + 2, len(_GAPS_S) + 3  # groups; the gaps' in between

@@ -1,16 +1,12 @@
 """Tracked chunks as a tree of runs with one history each, and the walk that finds victims in it."""
 
-from __future__ import annotations
-
 import heapq
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from kvstrata.core.keys import OffloadKey
-    from kvstrata.core.policy import Evictable
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.policy import Evictable
 
 USES_MAX: Final = 10  # counted no further
 
@@ -24,6 +20,7 @@ class Turn:
     __slots__ = ("end", "group", "is_urgent", "refused")
 
     def __init__(self) -> None:
+        """Belong to the first group."""
         self.group = 0
         self.is_urgent = False
         self.end: OffloadKey | None = None
@@ -39,7 +36,8 @@ class Run:
 
     __slots__ = ("keys", "num_children", "parent", "queue", "seq", "turn", "used_s", "uses")
 
-    def __init__(self, keys: list[OffloadKey], parent: Run | None, turn: Turn, uses: int) -> None:
+    def __init__(self, keys: list[OffloadKey], parent: "Run | None", turn: Turn, uses: int) -> None:
+        """Make a run without children that is in no queue yet."""
         self.keys = keys
         self.parent = parent
         self.turn = turn
@@ -58,6 +56,7 @@ class PrefixTree:
     """
 
     def __init__(self, num_queues: int) -> None:
+        """Start without chunks."""
         self.run_of: dict[OffloadKey, Run] = {}
         self.heaps: list[list[tuple[int, int, Run]]] = [[] for _ in range(num_queues)]
         self._num_runs = 0
@@ -137,7 +136,7 @@ class PrefixTree:
             self._num_entries += len(live)
 
     def insert(
-        self, keys: list[OffloadKey], parent: Run | None, turn: Turn, uses: int, queue: int
+        self, keys: list[OffloadKey], parent: "Run | None", turn: Turn, uses: int, queue: int
     ) -> Run:
         """Track new chunks below a run, as part of it where they share its history. Then use it."""
         if parent and parent.turn is turn and parent.uses == uses and not parent.num_children:
@@ -213,9 +212,10 @@ class PrefixTree:
         """Assert every invariant."""
         runs = set(self.run_of.values())
         for run in list(runs):
-            while run.parent:
-                run = run.parent
-                runs.add(run)
+            above = run.parent
+            while above:
+                runs.add(above)
+                above = above.parent
         assert len(runs) == self._num_runs
         assert self._num_entries == sum(map(len, self.heaps)) <= 2 * self._num_runs + 64
         children = dict.fromkeys(runs, 0)
@@ -285,12 +285,12 @@ class VictimWalk:
         self._fronts.pop(queue, None)
         while heap:
             seq, _, run = heap[0]
-            if run.seq == seq and run not in self._aside:
-                if not self._children_left.get(run, run.num_children):
-                    if not (run.keys and run.keys[-1] in self._spared):
-                        self._fronts[queue] = (self._rank(run), seq, run)
-                        return
-                    self._aside.add(run)
+            is_leaf = not self._children_left.get(run, run.num_children)
+            if is_leaf and run.seq == seq and run not in self._aside:
+                if not run.keys or run.keys[-1] not in self._spared:
+                    self._fronts[queue] = (self._rank(run), seq, run)
+                    return
+                self._aside.add(run)
             self._tree.pop(queue)
 
     def _set_aside(self, run: Run) -> None:

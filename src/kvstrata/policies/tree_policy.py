@@ -1,21 +1,15 @@
 """The common part of tree policies: which requests used what, who makes room, who is refused."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
-from itertools import groupby, islice
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from typing_extensions import override
 
+from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import Admission, Evictable, EvictionPolicy, RequestTrail
 from kvstrata.policies.ghosts import UseCounts
 from kvstrata.policies.prefix_tree import USES_MAX, PrefixTree, Run, Turn, VictimWalk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from kvstrata.core.keys import OffloadKey
 
 
 class TreePolicy(EvictionPolicy):

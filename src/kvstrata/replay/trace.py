@@ -1,25 +1,21 @@
 """Read request traces of several formats as a stream of timed requests, each a list of keys."""
 
-from __future__ import annotations
-
 import gzip
 import heapq
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 from typing_extensions import override
 
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.namespace import hash_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+from kvstrata.core.namespace import HashExtras, hash_blocks
 
 _GROUP: Final = bytes(4)  # traces know one KV group
 _BYTES_PER_TOKEN: Final = 4  # of text, where the log has no token ids
@@ -176,6 +172,29 @@ def _infer_tokens_per_chunk(head: list[dict[str, Any]]) -> int:
     return _TOKENS_PER_CHUNK
 
 
+class _Session(NamedTuple):
+    head: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    def keys(self, place: int, k: int, blocks_per_chunk: int) -> list[OffloadKey]:
+        """Name the chunks of a request; a chunk is named by its last block, ids being chained."""
+        tokens = self.head["block_size"]
+        tools, system = self.head["tool_tokens"], self.head["system_tokens"]
+        tools_end, system_end = tools // tokens, (tools + system) // tokens
+        shared = _words(1, tools, 0), _words(2, tools, system), _words(3, k, 0)
+        ids: list[int] = []
+        for first, *last in self.rows[place]["h"]:
+            ids += range(first, (last[0] if last else first) + 1)
+        return [
+            OffloadKey(
+                shared[0 if i <= tools_end else 1 if i <= system_end else 2]
+                + i.to_bytes(8, "big")
+                + _GROUP
+            )
+            for i in ids[blocks_per_chunk - 1 :: blocks_per_chunk]
+        ]
+
+
 class SessionTrace(Trace):
     """Recorded sessions, interleaved; ids are local, but equal prefixes of tools are shared.
 
@@ -238,29 +257,6 @@ class SessionTrace(Trace):
             yield session
 
 
-class _Session(NamedTuple):
-    head: dict[str, Any]
-    rows: list[dict[str, Any]]
-
-    def keys(self, place: int, k: int, blocks_per_chunk: int) -> list[OffloadKey]:
-        """Name the chunks of a request; a chunk is named by its last block, ids being chained."""
-        tokens = self.head["block_size"]
-        tools, system = self.head["tool_tokens"], self.head["system_tokens"]
-        tools_end, system_end = tools // tokens, (tools + system) // tokens
-        shared = _words(1, tools, 0), _words(2, tools, system), _words(3, k, 0)
-        ids: list[int] = []
-        for first, *last in self.rows[place]["h"]:
-            ids += range(first, (last[0] if last else first) + 1)
-        return [
-            OffloadKey(
-                shared[0 if i <= tools_end else 1 if i <= system_end else 2]
-                + i.to_bytes(8, "big")
-                + _GROUP
-            )
-            for i in ids[blocks_per_chunk - 1 :: blocks_per_chunk]
-        ]
-
-
 def _words(*words: int) -> bytes:
     return b"".join(word.to_bytes(8, "big") for word in words)
 
@@ -284,9 +280,7 @@ class CountTrace(Trace):
                 num_tokens = int(context)
                 num_chunks = -(-num_tokens // self.tokens_per_chunk)
                 head = _words(number, 0, 0)
-                keys = [
-                    OffloadKey(head + i.to_bytes(8, "big") + _GROUP) for i in range(num_chunks)
-                ]
+                keys = [OffloadKey(head + i.to_bytes(8, "big") + _GROUP) for i in range(num_chunks)]
                 is_partial = num_tokens % self.tokens_per_chunk > 0
                 yield TraceRequest(at_s - begin_s, keys, num_tokens, is_partial)
 
@@ -303,8 +297,6 @@ class PromptTrace(Trace):
 
     @override
     def requests(self) -> Iterator[TraceRequest]:
-        from kvstrata.core.namespace import HashExtras
-
         span = self.tokens_per_chunk
         for number, row in enumerate(_rows(self._path)):
             tokens: Iterable[int] | None = row.get("token_ids") or row.get("prompt_token_ids")
