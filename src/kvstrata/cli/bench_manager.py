@@ -28,6 +28,7 @@ def manager(
     slots: Annotated[int, typer.Option(min=1, help="Places in the primary.")] = 20_000,
     policy: Annotated[str, typer.Option(help="Eviction policy.")] = "auto",
     passes: Annotated[int, typer.Option(min=1, help="Times to replay; the fastest counts.")] = 3,
+    *,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Replay a trace through the manager and measure its own work, without copies."""

@@ -23,20 +23,28 @@ class _List(IntEnum):
 
 
 class _Batch:
-    """Chunks that came into a list together, the last to leave first."""
+    """Chunks that came into a list together, the last to leave first.
 
-    __slots__ = ("keys", "place")
+    `seq` orders batches; `num_gone` of the keys are no longer in the batch.
+    """
 
-    def __init__(self, place: _List, keys: list[OffloadKey]) -> None:
+    __slots__ = ("keys", "num_gone", "place", "seq")
+
+    def __init__(self, place: _List, keys: list[OffloadKey], seq: int) -> None:
         self.place = place
         self.keys = keys
+        self.seq = seq
+        self.num_gone = 0
+
+
+_Picks = list[tuple[_Batch, list[OffloadKey]]]
 
 
 class ArcPolicy(EvictionPolicy):
     """ARC after Megiddo and Modha, for the chunks of a request at a time.
 
-    A list is a queue of batches. A chunk is in the batch that `_batch_of` says; older batches that
-    still name it are cleaned when they come to the front, or swept when there are too many.
+    A list is a queue of batches. A chunk is in the batch that `_batch_of` says; an older batch that
+    still names it is cleaned when it comes to the front, or swept when there is too much to clean.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -47,12 +55,14 @@ class ArcPolicy(EvictionPolicy):
         self._sizes = [0] * len(_List)
         self._num_named = 0  # keys in all batches, those that moved on included
         self._once_target = 0.0  # p
+        self._seq = 0
 
     def _put(self, place: _List, keys: list[OffloadKey]) -> None:
         """Make these the youngest of a list; they are in none."""
         if not keys:
             return
-        batch = _Batch(place, keys)
+        self._seq += 1
+        batch = _Batch(place, keys, self._seq)
         where = self._batch_of if place <= _List.OFTEN else self._ghost_of
         where.update(dict.fromkeys(keys, batch))
         self._queues[place].append(batch)
@@ -63,19 +73,22 @@ class ArcPolicy(EvictionPolicy):
         """Take resident chunks out of their lists, to be put into another one at once."""
         for batch, num_keys in Counter(map(self._batch_of.__getitem__, keys)).items():
             self._sizes[batch.place] -= num_keys
+            batch.num_gone += num_keys
 
     @override
     def access(self, trail: RequestTrail, keys: Sequence[OffloadKey], now_s: float) -> None:
         tracked = list(filter(self._batch_of.__contains__, keys))
-        used = trail.state if isinstance(trail.state, set) else set()
-        trail.state = used
-        if used:
-            again = [key for key in tracked if key in used]
-            self._refresh(again)
-            tracked = [key for key in tracked if key not in used]
-        used.update(keys)
-        self._pull(tracked)
-        self._put(_List.OFTEN, tracked)
+        if trail.state is None:
+            trail.state = self._seq
+            trail.keys = list(keys)
+        else:
+            known = set(trail.keys)
+            self._refresh([key for key in tracked if key in known])
+            tracked = [key for key in tracked if key not in known]
+            trail.keys += [key for key in keys if key not in known]
+        if tracked:
+            self._pull(tracked)
+            self._put(_List.OFTEN, tracked)
         self._sweep_if_due()
 
     def _refresh(self, keys: list[OffloadKey]) -> None:
@@ -95,94 +108,116 @@ class ArcPolicy(EvictionPolicy):
         evictable: Evictable,
         now_s: float,
     ) -> Admission:
-        ghost_of = self._ghost_of
-        known = [] if ghost_of.keys().isdisjoint(keys) else [k for k in keys if k in ghost_of]
-        if known:
-            self._adapt(known)
-        num_needed = len(keys) - num_free
-        victims: list[OffloadKey] = []
-        if num_needed > 0:
-            num_once = self._sizes[_List.ONCE] + len(keys) - len(known) - int(self._once_target)
-            own = trail.state if isinstance(trail.state, set) else set()
-            victims = self._choose(num_needed, num_once, _sparing(evictable, own))
-            self._bury(victims)
+        if trail.state is None:
+            trail.state = self._seq
+        if trail.keys[-len(keys) :] != keys:
+            trail.keys = list(dict.fromkeys([*trail.keys, *keys]))
+        ghosts: dict[OffloadKey, _Batch] = {}
+        if not self._ghost_of.keys().isdisjoint(keys):
+            ghosts = {key: self._ghost_of[key] for key in keys if key in self._ghost_of}
+            self._adapt(ghosts)
+        num_once = self._sizes[_List.ONCE] + len(keys) - len(ghosts) - int(self._once_target)
+        victims = self._evict(len(keys) - num_free, num_once, evictable, trail)
         admitted = list(keys[: num_free + len(victims)])
-        again = [key for key in known if key in set(admitted)]
-        for key in again:
-            self._sizes[ghost_of.pop(key).place] -= 1
-        once = [key for key in admitted if key not in set(again)] if again else admitted
-        self._put(_List.OFTEN, again)
-        self._put(_List.ONCE, once)
-        used = trail.state if isinstance(trail.state, set) else set()
-        used.update(admitted)
-        trail.state = used
+        if ghosts:
+            again = [key for key in admitted if key in ghosts]
+            for key in again:
+                batch = self._ghost_of.pop(key)
+                batch.num_gone += 1
+                self._sizes[batch.place] -= 1
+            self._put(_List.OFTEN, again)
+            self._put(_List.ONCE, [key for key in admitted if key not in ghosts])
+        else:
+            self._put(_List.ONCE, admitted)
         self._trim_ghosts()
         self._sweep_if_due()
         return Admission(len(admitted), victims)
 
-    def _adapt(self, known: list[OffloadKey]) -> None:
+    def _adapt(self, ghosts: dict[OffloadKey, _Batch]) -> None:
         """Shift the balance towards the list whose ghosts are asked for."""
         num_once, num_often = (self._sizes[i] for i in (_List.ONCE_GHOSTS, _List.OFTEN_GHOSTS))
-        for key in known:
-            if self._ghost_of[key].place is _List.ONCE_GHOSTS:
+        for batch in ghosts.values():
+            if batch.place is _List.ONCE_GHOSTS:
                 self._once_target += max(1.0, num_often / num_once)
             else:
                 self._once_target -= max(1.0, num_once / num_often)
             self._once_target = min(float(self.capacity), max(0.0, self._once_target))
 
-    def _choose(self, count: int, num_once: int, evictable: Evictable) -> list[OffloadKey]:
-        """Name victims: up to `num_once` of those used once, then others, then any."""
-        first = self._oldest(_List.ONCE, min(count, max(0, num_once)), evictable)
-        chosen = first + self._oldest(_List.OFTEN, count - len(first), evictable)
-        if len(chosen) < count and len(first) == max(0, num_once):
-            num_more = count - len(chosen) + len(first)
-            chosen[: len(first)] = self._oldest(_List.ONCE, num_more, evictable)
-        return chosen
+    def _evict(
+        self, count: int, num_once: int, evictable: Evictable, trail: RequestTrail
+    ) -> list[OffloadKey]:
+        """Make ghosts of up to `count` chunks and return them."""
+        if count <= 0:
+            return []
+        victims: list[OffloadKey] = []
+        for place, picks in self._choose(count, num_once, evictable, trail):
+            gone: list[OffloadKey] = []
+            for batch, keys in picks:
+                self._drop(batch, keys, self._batch_of)
+                gone += keys
+            self._pop_empty(place)
+            self._put(_List(place + 2), gone[::-1])  # the last of a batch leaves first
+            victims += gone
+        return victims
 
-    def _oldest(self, place: _List, count: int, evictable: Evictable) -> list[OffloadKey]:
-        """Return up to `count` chunks of a list that may leave, the oldest first."""
-        chosen: list[OffloadKey] = []
-        batch_of = self._batch_of
-        for batch in self._queues[place]:
-            if len(chosen) >= count:
-                break
-            keys = batch.keys
-            end = len(keys)
-            while end and len(chosen) < count:
-                start = max(0, end - max(count - len(chosen), _NUM_ASKED_MIN))
-                mine = [k for k in reversed(keys[start:end]) if batch_of.get(k) is batch]
-                chosen += evictable(mine)[: count - len(chosen)]
-                end = start
-        return chosen
-
-    def _bury(self, keys: list[OffloadKey]) -> None:
-        """Turn resident chunks into ghosts."""
-        for ghosts, place in ((_List.ONCE_GHOSTS, _List.ONCE), (_List.OFTEN_GHOSTS, _List.OFTEN)):
-            gone = [key for key in keys if self._batch_of[key].place is place]
-            gone.reverse()  # the last of a batch leaves first
-            self._put(ghosts, gone)
-            self._sizes[place] -= len(gone)
+    def _drop(self, batch: _Batch, keys: list[OffloadKey], where: dict[OffloadKey, _Batch]) -> None:
+        """Take chunks out of a batch; cheap if they are its last ones, in reverse."""
         for key in keys:
-            del self._batch_of[key]
-        self._drop_stale_fronts()
+            del where[key]
+        self._sizes[batch.place] -= len(keys)
+        if batch.keys[: -len(keys) - 1 : -1] == keys:
+            del batch.keys[-len(keys) :]
+            self._num_named -= len(keys)
+        else:
+            batch.num_gone += len(keys)
 
-    def _drop_stale_fronts(self) -> None:
-        for place in (_List.ONCE, _List.OFTEN):
-            self._clean_front(place, self._batch_of)
-
-    def _clean_front(self, place: _List, where: dict[OffloadKey, _Batch]) -> None:
-        """Take what moved on off the end of the oldest batches."""
+    def _pop_empty(self, place: _List) -> None:
+        """Drop batches at the old end of a list that have lost all their chunks."""
         queue = self._queues[place]
-        while queue:
-            batch = queue[0]
-            keys = batch.keys
-            before = len(keys)
-            while keys and where.get(keys[-1]) is not batch:
-                keys.pop()
-            self._num_named -= before - len(keys)
-            if keys:
-                return
-            queue.popleft()
+        while queue and len(queue[0].keys) == queue[0].num_gone:
+            self._num_named -= queue.popleft().num_gone
+
+    def _clean(self, batch: _Batch, where: dict[OffloadKey, _Batch]) -> None:
+        """Drop the names of chunks that are no longer in a batch."""
+        if batch.num_gone:
+            batch.keys = [key for key in batch.keys if where.get(key) is batch]
+            self._num_named -= batch.num_gone
+            batch.num_gone = 0
+
+    def _choose(
+        self, count: int, num_once: int, evictable: Evictable, trail: RequestTrail | None = None
+    ) -> list[tuple[_List, _Picks]]:
+        """Name victims: up to `num_once` of those used once, then others, then any."""
+        num_once = min(count, max(0, num_once))
+        once, num_found = self._oldest(_List.ONCE, num_once, evictable, trail)
+        often, num_more = self._oldest(_List.OFTEN, count - num_found, evictable, trail)
+        if num_found == num_once and num_found + num_more < count:
+            once, _ = self._oldest(_List.ONCE, count - num_more, evictable, trail)
+        return [(_List.ONCE, once), (_List.OFTEN, often)]
+
+    def _oldest(
+        self, place: _List, count: int, evictable: Evictable, trail: RequestTrail | None
+    ) -> tuple[_Picks, int]:
+        """Return up to `count` chunks of a list that may leave, the oldest first, and how many."""
+        picks: _Picks = []
+        began = trail.state if trail is not None and isinstance(trail.state, int) else self._seq
+        for batch in self._queues[place]:
+            if count <= 0:
+                break
+            self._clean(batch, self._batch_of)
+            end = len(batch.keys)
+            while end and count > 0:
+                start = max(0, end - max(count, _NUM_ASKED_MIN))
+                asked = batch.keys[start:end]
+                asked.reverse()
+                if trail is not None and batch.seq > began:  # some may be the request's own
+                    own = set(trail.keys)
+                    asked = [key for key in asked if key not in own]
+                allowed = evictable(asked)[:count]
+                picks.append((batch, list(allowed)))
+                count -= len(allowed)
+                end = start
+        return picks, sum(len(keys) for _, keys in picks)
 
     def _trim_ghosts(self) -> None:
         """Keep as many ghosts of each kind as the algorithm does."""
@@ -191,16 +226,12 @@ class ArcPolicy(EvictionPolicy):
         self._forget(_List.OFTEN_GHOSTS, 2 * capacity - sum(sizes[: _List.OFTEN_GHOSTS]))
 
     def _forget(self, place: _List, num_max: int) -> None:
-        queue, ghost_of = self._queues[place], self._ghost_of
-        while self._sizes[place] > max(0, num_max):
-            self._clean_front(place, ghost_of)
-            batch = queue[0]
-            while batch.keys and self._sizes[place] > max(0, num_max):
-                key = batch.keys.pop()
-                self._num_named -= 1
-                if ghost_of.get(key) is batch:
-                    del ghost_of[key]
-                    self._sizes[place] -= 1
+        """Drop the oldest ghosts of a kind beyond a number."""
+        while (num_over := self._sizes[place] - max(0, num_max)) > 0:
+            batch = self._queues[place][0]
+            self._clean(batch, self._ghost_of)
+            self._drop(batch, batch.keys[: -num_over - 1 : -1], self._ghost_of)
+            self._pop_empty(place)
 
     def _sweep_if_due(self) -> None:
         """Drop the names of chunks that moved on when they are as many as those that did not."""
@@ -210,16 +241,16 @@ class ArcPolicy(EvictionPolicy):
         for place, queue in zip(_List, self._queues, strict=True):
             where = self._batch_of if place <= _List.OFTEN else self._ghost_of
             for batch in queue:
-                batch.keys = [key for key in batch.keys if where.get(key) is batch]
+                self._clean(batch, where)
             kept = [batch for batch in queue if batch.keys]
             queue.clear()
             queue.extend(kept)
-        self._num_named = num_live
 
     @override
     def choose(self, count: int, evictable: Evictable) -> Sequence[OffloadKey]:
         num_once = self._sizes[_List.ONCE] - int(self._once_target)
-        return self._choose(count, num_once, evictable)
+        chosen = self._choose(count, num_once, evictable)
+        return [key for _, picks in chosen for _, keys in picks for key in keys]
 
     @override
     def remove(self, keys: Iterable[OffloadKey]) -> None:
@@ -227,7 +258,9 @@ class ArcPolicy(EvictionPolicy):
             batch = self._batch_of.pop(key, None)
             if batch is not None:
                 self._sizes[batch.place] -= 1
-        self._drop_stale_fronts()
+                batch.num_gone += 1
+        for place in (_List.ONCE, _List.OFTEN):
+            self._pop_empty(place)
 
     @override
     def clear(self) -> None:
@@ -255,10 +288,9 @@ class ArcPolicy(EvictionPolicy):
         assert 0 <= self._once_target <= self.capacity
         for place, queue in zip(_List, self._queues, strict=True):
             where = self._batch_of if place <= _List.OFTEN else self._ghost_of
-            live = [key for batch in queue for key in batch.keys if where.get(key) is batch]
+            live = []
+            for batch in queue:
+                mine = [key for key in batch.keys if where.get(key) is batch]
+                assert len(mine) == len(batch.keys) - batch.num_gone
+                live += mine
             assert len(live) == len(set(live)) == self._sizes[place]
-
-
-def _sparing(evictable: Evictable, own: set[OffloadKey]) -> Evictable:
-    """Let none of a request's own chunks leave."""
-    return lambda keys: [key for key in evictable(keys) if key not in own]

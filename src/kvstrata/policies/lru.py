@@ -47,7 +47,7 @@ class LruPolicy(EvictionPolicy):
         self._queue.pop(trail, None)  # what a request has stored is no victim of what it stores
         victims: Sequence[OffloadKey] = ()
         if len(keys) > num_free:
-            victims = self.choose(len(keys) - num_free, evictable)
+            victims = self._make_room(trail, len(keys) - num_free, evictable, now_s)
             self.remove(victims)
             keys = keys[: num_free + len(victims)]
         added = dict.fromkeys(keys)
@@ -58,6 +58,13 @@ class LruPolicy(EvictionPolicy):
         self._trail_of.update(dict.fromkeys(keys, trail))
         self._make_youngest(trail)
         return Admission(len(keys), victims)
+
+    def _make_room(
+        self, trail: RequestTrail, count: int, evictable: Evictable, now_s: float
+    ) -> Sequence[OffloadKey]:
+        """Name up to `count` victims for new chunks of a request."""
+        del trail, now_s
+        return self.choose(count, evictable)
 
     def _make_youngest(self, trail: RequestTrail) -> None:
         self._queue.pop(trail, None)

@@ -1,12 +1,12 @@
 """Tracked chunks as a tree of runs with one history each, and the walk that finds victims in it."""
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Final
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import Evictable
+from kvstrata.core.policy import Evictable, RequestTrail
 
 USES_MAX: Final = 10  # counted no further
 
@@ -14,16 +14,19 @@ USES_MAX: Final = 10  # counted no further
 class Turn:
     """One request, as the tree remembers it on what the request used last.
 
-    `group` is for the policy: it decides, with the number of uses, in which queue a run waits.
+    Attributes:
+        group: For the policy: with the number of uses it decides in which queue a run waits.
+        refused: The first chunk that the policy did not store for the request; None if there is
+            none.
+        seq: Number of the latest use when the request began.
     """
 
-    __slots__ = ("end", "group", "is_urgent", "refused")
+    __slots__ = ("group", "refused", "seq")
 
-    def __init__(self) -> None:
+    def __init__(self, seq: int) -> None:
         """Belong to the first group."""
         self.group = 0
-        self.is_urgent = False
-        self.end: OffloadKey | None = None
+        self.seq = seq
         self.refused: OffloadKey | None = None
 
 
@@ -61,7 +64,7 @@ class PrefixTree:
         self.heaps: list[list[tuple[int, int, Run]]] = [[] for _ in range(num_queues)]
         self._num_runs = 0
         self._num_entries = 0
-        self._next_seq = count(1).__next__
+        self.seq = 0  # of the latest use
         self._next_entry = count().__next__
 
     def runs_along(self, keys: list[OffloadKey]) -> tuple[list[Run], list[OffloadKey]]:
@@ -105,7 +108,8 @@ class PrefixTree:
     def use(self, run: Run, turn: Turn, queue: int, now_s: float) -> None:
         """Make a run the most recently used one, in this queue."""
         run.turn, run.queue, run.used_s = turn, queue, now_s
-        run.seq = self._next_seq()
+        self.seq += 1
+        run.seq = self.seq
         if not run.num_children:
             self.push(run)
         self.sweep_if_due()
@@ -135,9 +139,7 @@ class PrefixTree:
             heapq.heapify(self.heaps[queue])
             self._num_entries += len(live)
 
-    def insert(
-        self, keys: list[OffloadKey], parent: "Run | None", turn: Turn, uses: int, queue: int
-    ) -> Run:
+    def insert(self, keys: list[OffloadKey], parent: "Run | None", turn: Turn, uses: int) -> Run:
         """Track new chunks below a run, as part of it where they share its history. Then use it."""
         if parent and parent.turn is turn and parent.uses == uses and not parent.num_children:
             run = parent
@@ -147,7 +149,6 @@ class PrefixTree:
             self._num_runs += 1
             if parent:
                 parent.num_children += 1
-        run.queue = queue
         self.run_of.update(dict.fromkeys(keys, run))
         return run
 
@@ -245,7 +246,7 @@ class VictimWalk:
         tree: PrefixTree,
         evictable: Evictable,
         rank: Callable[[Run], float],
-        spared: Collection[OffloadKey] = (),
+        trail: RequestTrail | None = None,
     ) -> None:
         """Begin at the worst run.
 
@@ -253,12 +254,13 @@ class VictimWalk:
             tree: Where to look.
             evictable: Which chunks may leave.
             rank: The worth of a run that is at the front of its queue.
-            spared: Chunks that stay whatever they are worth.
+            trail: The request that needs room, whose own chunks stay.
         """
         self._tree = tree
         self._evictable = evictable
         self._rank = rank
-        self._spared = spared
+        self._trail = trail
+        self._spared: set[OffloadKey] = set()
         self._taken: dict[Run, int] = {}  # how many keys, from the end
         self._children_left: dict[Run, int] = {}  # of runs that lose children in this walk
         self._aside: set[Run] = set()  # taken out of their queues
@@ -287,11 +289,21 @@ class VictimWalk:
             seq, _, run = heap[0]
             is_leaf = not self._children_left.get(run, run.num_children)
             if is_leaf and run.seq == seq and run not in self._aside:
-                if not run.keys or run.keys[-1] not in self._spared:
+                if not self._is_spared(run):
                     self._fronts[queue] = (self._rank(run), seq, run)
                     return
                 self._aside.add(run)
             self._tree.pop(queue)
+
+    def _is_spared(self, run: Run) -> bool:
+        trail = self._trail
+        if trail is None or not isinstance(trail.state, Turn) or run.seq <= trail.state.seq:
+            return False
+        if run.turn is trail.state:
+            return True
+        if not self._spared:
+            self._spared = set(trail.keys)
+        return bool(run.keys) and run.keys[-1] in self._spared
 
     def _set_aside(self, run: Run) -> None:
         self._tree.pop(run.queue)

@@ -17,6 +17,7 @@ _NUM_BINS: Final = len(EDGES_S)
 _LOWER_S: Final = np.array(EDGES_S)
 _UPPER_S: Final = _LOWER_S[1:]  # of all bins but the last
 _WIDTH_S: Final = np.append(np.diff(_LOWER_S), _LOWER_S[-1])
+_NEVER: Final = np.where(np.triu(np.ones((_NUM_BINS,) * 2)), 0.0, np.inf)  # horizons before the age
 
 _PRIOR: Final = 0.05  # chance of use within a bin before anything is known
 _NUM_BORROWED: Final = 10.0  # samples that a class borrows from its group, a group from the total
@@ -29,13 +30,29 @@ class ReuseValue(NamedTuple):
 
     Attributes:
         rates: Most uses per chunk and second that holding a chunk of this age can bring.
-        horizons_s: For how long to hold it for that.
         survival: Chance that a chunk of age 0 is not used before the end of the bin.
     """
 
     rates: list[list[float]]
-    horizons_s: list[list[float]]
     survival: list[list[float]]
+
+
+class Mark:
+    """What is remembered of a chunk that is watched, or that a request ended with.
+
+    Attributes:
+        end_s: When a request last ended with it; negative if none did.
+        number: Of the sample that waits for its next use; -1 if none does.
+        num_uses: Requests that used it while it was marked.
+    """
+
+    __slots__ = ("end_s", "num_uses", "number")
+
+    def __init__(self) -> None:
+        """Mark a chunk at a use."""
+        self.end_s = -1.0
+        self.number = -1
+        self.num_uses = 1
 
 
 class ReuseCurves:
@@ -44,65 +61,80 @@ class ReuseCurves:
     A sample is one chunk at one use. It counts in an age bin once that bin lies in the past,
     whether or not the chunk is still stored, so chunks that were evicted, refused or never used
     again are not lost. Samples in flight are bounded: when there are too many, only every second
-    request is sampled, or every fourth, and so on.
+    request is sampled, or every fourth, and so on. So are marks: the oldest are dropped.
     """
 
     def __init__(
-        self, num_groups: int = 1, num_kinds: int = 1, num_samples_max: int = 8192
+        self, num_groups: int = 1, num_kinds: int = 1, num_samples_max: int = 4096
     ) -> None:
         """Start without knowledge; class `group * num_kinds + kind` is one of so many."""
         self._shape = (num_groups, num_kinds, _NUM_BINS)
         self._hit, self._risk, self._num = (np.zeros(num_groups * num_kinds * _NUM_BINS),) * 3
         self._num_samples_max = num_samples_max
-        self._open: dict[OffloadKey, int] = {}  # chunk -> number of its sample, oldest first
+        self._marks: dict[OffloadKey, Mark] = {}  # oldest first
         self._staged: list[tuple[float, int, float]] = []  # time, class, weight
-        self._closed: list[tuple[int, float]] = []  # number of a sample and the age at its use
+        self._closed: list[tuple[int, float]] = []  # number of a sample and the time of its use
         self._times_s, self._weights, self._ages_s = (np.empty(0),) * 3
         self._classes = np.empty(0, dtype=np.int64)
         self._first = 0  # number of the first sample in the arrays
         self._passed = np.zeros(_NUM_BINS - 1, dtype=np.int64)  # samples counted, per bin
         self._num_requests = self._num_since = 0
         self._stride = 1  # every so many-th request is sampled
-        self.value = self._evaluate()
 
     @property
     def num_in_flight(self) -> int:
         """Samples that still have bins before them."""
         return len(self._times_s) + len(self._staged)
 
-    def note_use(self, keys: Iterable[OffloadKey], now_s: float) -> None:
-        """End the samples of these chunks; call it once a request, before `sample`."""
+    @property
+    def num_marks(self) -> int:
+        """Chunks that are remembered here."""
+        return len(self._marks)
+
+    def note_use(self, keys: Iterable[OffloadKey], now_s: float) -> list[Mark]:
+        """End the samples of these chunks; call it once a request, before `sample`.
+
+        Returns the marks that the request meets on its path, in its order.
+        """
         self._num_requests += 1
         self._num_since += 1
-        number_of, first, staged = self._open, self._first, self._staged
-        num_counted = len(self._times_s)
-        for key in list(filter(number_of.__contains__, keys)):
-            number = number_of.pop(key, None)
-            if number is None:
-                continue
-            place = number - first
-            if place < num_counted:
-                self._closed.append((number, now_s - float(self._times_s[place])))
-            else:
-                self._closed.append((number, now_s - staged[place - num_counted][0]))
+        marks, met = self._marks, []
+        for key in list(filter(marks.__contains__, keys)):
+            mark = marks[key]
+            mark.num_uses += 1
+            if mark.number >= 0:
+                self._closed.append((mark.number, now_s))
+                mark.number = -1
+                if mark.end_s < 0:
+                    del marks[key]
+            met.append(mark)
+        return met
+
+    def mark_end(self, key: OffloadKey, now_s: float) -> Mark:
+        """Remember that a request ends with this chunk."""
+        mark = self._marks.pop(key, None) or Mark()
+        mark.end_s = now_s
+        self._marks[key] = mark
+        return mark
 
     def sample(self, key: OffloadKey, class_idx: int, weight: int, now_s: float) -> None:
         """Watch a chunk that is used now; it stands for `weight` chunks of its class."""
         if self._num_requests % self._stride:
             return
-        self._open.pop(key, None)
-        self._open[key] = self._first + self.num_in_flight
+        mark = self._marks.get(key)
+        if mark is None:
+            mark = self._marks[key] = Mark()
+        mark.number = self._first + self.num_in_flight
         self._staged.append((now_s, class_idx, float(weight)))
 
     def update_if_due(self, now_s: float) -> bool:
-        """Count what has passed, and make `value` anew, every 64 requests; early on more often."""
+        """Count what has passed, every 64 requests; early on more often. Say whether it was due."""
         num = self._num_requests
         if self._num_since < _REQUESTS_PER_UPDATE and num & (num - 1):
             return False
         self._num_since = 0
         self._take_staged()
         self._count(now_s)
-        self.value = self._evaluate()
         return True
 
     def _take_staged(self) -> None:
@@ -113,8 +145,9 @@ class ReuseCurves:
         self._ages_s = np.append(self._ages_s, np.full(len(self._staged), np.inf))
         self._staged.clear()
         if self._closed:
-            numbers, ages_s = zip(*self._closed, strict=True)
-            self._ages_s[np.array(numbers) - self._first] = ages_s
+            numbers, used_s = zip(*self._closed, strict=True)
+            places = np.array(numbers) - self._first
+            self._ages_s[places] = np.array(used_s) - self._times_s[places]
             self._closed.clear()
 
     def _count(self, now_s: float) -> None:
@@ -136,64 +169,74 @@ class ReuseCurves:
             if self._num.reshape(self._shape)[:, :, 0].sum() > _NUM_REMEMBERED:
                 self._num, self._risk, self._hit = self._num / 2, self._risk / 2, self._hit / 2
         self._passed = ends
-        self._forget(int(ends[-1]))
+        self._keep(slice(int(ends[-1]), None))
+        self._first += int(ends[-1])
+        self._passed = self._passed - ends[-1]
+        self._bound()
 
-    def _forget(self, num_done: int) -> None:
-        """Drop the samples that have no bin before them, and fit the stride to what is left."""
-        self._first += num_done
-        self._passed = self._passed - num_done
-        self._times_s, self._classes = self._times_s[num_done:], self._classes[num_done:]
-        self._weights, self._ages_s = self._weights[num_done:], self._ages_s[num_done:]
-        stale = []
-        for key, number in self._open.items():
-            if number >= self._first:
-                break
-            stale.append(key)
-        for key in stale:
-            del self._open[key]
+    def _keep(self, places: slice) -> None:
+        self._times_s, self._classes = self._times_s[places], self._classes[places]
+        self._weights, self._ages_s = self._weights[places], self._ages_s[places]
+
+    def _bound(self) -> None:
+        """Fit the stride to the samples in flight, and drop the marks that are too many or done."""
         if len(self._times_s) > self._num_samples_max:
             self._stride *= 2
-            self._thin()
+            for mark in self._marks.values():
+                place = mark.number - self._first
+                mark.number = self._first + place // 2 if place >= 0 and place % 2 == 0 else -1
+            self._keep(slice(None, None, 2))
+            self._passed = (self._passed + 1) // 2
         elif self._stride > 1 and len(self._times_s) < self._num_samples_max // 4:
             self._stride //= 2
+        num_max = 2 * self._num_samples_max
+        if len(self._marks) > num_max:
+            items = list(self._marks.items())
+            for _, mark in items[: num_max // 2]:
+                if mark.number >= self._first:
+                    self._ages_s[mark.number - self._first] = np.nan  # not known: in no bin
+            self._marks = dict(items[num_max // 2 :])
 
-    def _thin(self) -> None:
-        """Drop every second sample in flight."""
-        kept = np.arange(0, len(self._times_s), 2)
-        place_of = {self._first + int(old): self._first + new for new, old in enumerate(kept)}
-        self._open = {k: place_of[n] for k, n in self._open.items() if n in place_of}
-        self._passed = (self._passed + 1) // 2
-        self._times_s, self._classes = self._times_s[kept], self._classes[kept]
-        self._weights, self._ages_s = self._weights[kept], self._ages_s[kept]
-
-    def _evaluate(self) -> ReuseValue:
+    def _chance(self) -> Floats:
+        """Return per class and bin the chance of use within the bin, given none before; below 1."""
         hit, risk, num = (x.reshape(self._shape) for x in (self._hit, self._risk, self._num))
         chance = np.full(_NUM_BINS, _PRIOR)
         for axes in ((0, 1), (1,), ()):  # the total, the groups, the classes
             h, r, n = (x.sum(axis=axes, keepdims=True) if axes else x for x in (hit, risk, num))
             borrowed = _NUM_BORROWED * np.where(n > 0, r / np.maximum(n, 1e-9), 1.0)
             chance = (h + borrowed * chance) / (r + borrowed)
-        return _value_of(chance.reshape(-1, _NUM_BINS))
+        return chance.reshape(-1, _NUM_BINS)
+
+    def value(self) -> ReuseValue:
+        """Weigh every horizon from every age: uses won against time held, both as expectations."""
+        chance = self._chance()
+        uses, held_s, survival = _sums(chance)
+        rates = (uses[:, :-1, None] - uses[:, None, 1:]) / (
+            held_s[:, :-1, None] - held_s[:, None, 1:] + _NEVER
+        )
+        return ReuseValue(rates.max(axis=2).tolist(), survival.tolist())
+
+    def horizon_s(self) -> float:
+        """Return for how long to hold a chunk that was just used, of the first class."""
+        uses, held_s, _ = _sums(self._chance()[:1])
+        rates = (uses[0, 0] - uses[0, 1:]) / (held_s[0, 0] - held_s[0, 1:])
+        best = int(rates.argmax())
+        return float(_LOWER_S[best] + _WIDTH_S[best])
 
 
-def _value_of(chance: Floats) -> ReuseValue:
-    """Weigh every horizon, from every age: uses won against time held, both as expectations.
+def _sums(chance: Floats) -> tuple[Floats, Floats, Floats]:
+    """Add up from the end, so that small numbers stay exact: uses, time held; and survival.
 
-    Args:
-        chance: Per class and bin, chance of use within the bin given none before; less than 1.
+    The difference of two entries, divided by the survival to the first, is what is to be expected
+    between the two ages from the first on.
     """
-    # Per class and age: reach is the chance to come to this bin unused.
-    reach, uses, held_s = np.ones_like(chance), np.zeros_like(chance), np.zeros_like(chance)
-    rates, horizons_s = np.zeros_like(chance), np.zeros_like(chance)
-    for now in range(_NUM_BINS):
-        ages = slice(now + 1)  # the bin lies ahead for these
-        lost = chance[:, now, None]
-        uses[:, ages] += reach[:, ages] * lost
-        held_s[:, ages] += reach[:, ages] * (_WIDTH_S[now] * (1.0 - 0.5 * lost))
-        reach[:, ages] *= 1.0 - lost
-        rate = uses[:, ages] / held_s[:, ages]
-        better = rate > rates[:, ages]
-        rates[:, ages][better] = rate[better]
-        horizons_s[:, ages][better] = _LOWER_S[now] + _WIDTH_S[now]
-    survival = np.cumprod(1.0 - chance, axis=1)
-    return ReuseValue(rates.tolist(), horizons_s.tolist(), survival.tolist())
+    survival = np.cumprod(1.0 - chance, axis=1).astype(np.float64, copy=False)
+    reach = np.concatenate([np.ones((len(chance), 1)), survival[:, :-1]], axis=1)
+    zero = np.zeros((len(chance), 1))
+    uses = np.concatenate([reach * chance, zero], axis=1)
+    held_s = np.concatenate([reach * (_WIDTH_S * (1.0 - 0.5 * chance)), zero], axis=1)
+    return (
+        np.cumsum(uses[:, ::-1], axis=1)[:, ::-1],
+        np.cumsum(held_s[:, ::-1], axis=1)[:, ::-1],
+        survival,
+    )

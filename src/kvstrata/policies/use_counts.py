@@ -20,48 +20,42 @@ class UseCounts:
     keys are not kept alive, and old chunks are forgotten by themselves.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, uses_max: int) -> None:
+        """Start without chunks."""
         num_cells = 1 << max(10, (capacity * _CELLS_PER_CHUNK - 1).bit_length())
         self._mask = num_cells - 1
+        self._uses_max = uses_max
         self._cells = array("I", bytes(4 * num_cells))
 
-    def note(self, keys: Sequence[OffloadKey], most: int) -> None:
-        """Count one use of each chunk, up to `most`."""
-        cells, mask = self._cells, self._mask
-        for crc in map(crc32, keys):
-            cell = cells[crc & mask]
-            if (cell ^ crc) >> _COUNT_BITS:
-                cells[crc & mask] = crc & ~_COUNT_MASK | 1
-            elif cell & _COUNT_MASK < most:
-                cells[crc & mask] = cell + 1
-
     def set(self, keys: Sequence[OffloadKey], uses: int) -> None:
-        """Remember chunks that leave."""
+        """Remember how many requests held these chunks, which are not tracked any more."""
         cells, mask = self._cells, self._mask
         for crc in map(crc32, keys):
             cells[crc & mask] = crc & ~_COUNT_MASK | uses
 
-    def get(self, key: OffloadKey) -> int:
-        """Return the chunk's uses, at least 1: it is asked for because it is used now."""
+    def _uses(self, key: OffloadKey) -> int:
+        """Return the number of uses when one is added."""
         crc = crc32(key)
         cell = self._cells[crc & self._mask]
-        return 1 if (cell ^ crc) >> _COUNT_BITS else max(1, cell & _COUNT_MASK)
+        if (cell ^ crc) >> _COUNT_BITS:
+            return 1
+        return min(self._uses_max, (cell & _COUNT_MASK) + 1)
 
     def runs(self, keys: Sequence[OffloadKey]) -> Iterator[tuple[int, int, int]]:
-        """Cut a path into runs of equal uses: (start, end, uses).
+        """Cut a path that is used now into runs of equal uses: (start, end, uses).
 
         A chunk is used whenever one below it is, so uses never grow along a path, and the ends of
         the runs can be found without asking for every chunk.
         """
         start, num_keys = 0, len(keys)
         while start < num_keys:
-            uses = self.get(keys[start])
+            uses = self._uses(keys[start])
             low, high = start + 1, num_keys  # the run ends between these
-            if self.get(keys[-1]) >= uses:
+            if uses == 1 or self._uses(keys[-1]) >= uses:
                 low = num_keys
             while low < high:
                 middle = (low + high) // 2
-                if self.get(keys[middle]) < uses:
+                if self._uses(keys[middle]) < uses:
                     high = middle
                 else:
                     low = middle + 1
