@@ -1,8 +1,9 @@
 """Adaptive replacement (ARC): balances what was used once against what was used again."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import groupby
 from typing import Final
 
 from typing_extensions import override
@@ -43,14 +44,14 @@ _Picks = list[tuple[_Batch, list[OffloadKey]]]
 class ArcPolicy(EvictionPolicy):
     """ARC after Megiddo and Modha, for the chunks of a request at a time.
 
-    A list is a queue of batches. A chunk is in the batch that `_batch_of` says; an older batch that
-    still names it is cleaned when it comes to the front, or swept when there is too much to clean.
+    A list is a queue of batches. A chunk or ghost is in the batch that `_batch_of` says; an older
+    batch that still names it is cleaned when it comes to the front, or swept when there is too much
+    to clean.
     """
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._batch_of: dict[OffloadKey, _Batch] = {}  # resident
-        self._ghost_of: dict[OffloadKey, _Batch] = {}
+        self._batch_of: dict[OffloadKey, _Batch] = {}
         self._queues: tuple[deque[_Batch], ...] = tuple(deque() for _ in _List)
         self._sizes = [0] * len(_List)
         self._num_named = 0  # keys in all batches, those that moved on included
@@ -58,46 +59,43 @@ class ArcPolicy(EvictionPolicy):
         self._seq = 0
 
     def _put(self, place: _List, keys: list[OffloadKey]) -> None:
-        """Make these the youngest of a list; they are in none."""
+        """Make these the youngest of a list; they are in none, or about to leave it."""
         if not keys:
             return
         self._seq += 1
         batch = _Batch(place, keys, self._seq)
-        where = self._batch_of if place <= _List.OFTEN else self._ghost_of
-        where.update(dict.fromkeys(keys, batch))
+        self._batch_of.update(dict.fromkeys(keys, batch))
         self._queues[place].append(batch)
         self._sizes[place] += len(keys)
         self._num_named += len(keys)
 
-    def _pull(self, keys: list[OffloadKey]) -> None:
-        """Take resident chunks out of their lists, to be put into another one at once."""
-        for batch, num_keys in Counter(map(self._batch_of.__getitem__, keys)).items():
-            self._sizes[batch.place] -= num_keys
-            batch.num_gone += num_keys
+    def _pull(self, keys: Sequence[OffloadKey], first: _List, last: _List) -> list[OffloadKey]:
+        """Take those that are in the lists from `first` to `last` out, to be put at once."""
+        pulled: list[OffloadKey] = []
+        start, sizes = 0, self._sizes
+        for batch, run in groupby(map(self._batch_of.get, keys)):
+            num_keys = len(list(run))
+            if batch is not None and first <= batch.place <= last:
+                pulled += keys[start : start + num_keys]
+                sizes[batch.place] -= num_keys
+                batch.num_gone += num_keys
+            start += num_keys
+        return pulled
 
     @override
     def access(self, trail: RequestTrail, keys: Sequence[OffloadKey], now_s: float) -> None:
-        tracked = list(filter(self._batch_of.__contains__, keys))
         if trail.state is None:
             trail.state = self._seq
             trail.keys = list(keys)
         else:
             known = set(trail.keys)
-            self._refresh([key for key in tracked if key in known])
-            tracked = [key for key in tracked if key not in known]
-            trail.keys += [key for key in keys if key not in known]
-        if tracked:
-            self._pull(tracked)
-            self._put(_List.OFTEN, tracked)
+            again = [key for key in keys if key in known]  # one use, however often
+            self._put(_List.ONCE, self._pull(again, _List.ONCE, _List.ONCE))
+            self._put(_List.OFTEN, self._pull(again, _List.OFTEN, _List.OFTEN))
+            keys = [key for key in keys if key not in known]
+            trail.keys += keys
+        self._put(_List.OFTEN, self._pull(keys, _List.ONCE, _List.OFTEN))
         self._sweep_if_due()
-
-    def _refresh(self, keys: list[OffloadKey]) -> None:
-        """Make chunks the youngest of the list that they are in."""
-        batch_of = self._batch_of
-        for place in (_List.ONCE, _List.OFTEN):
-            there = [key for key in keys if batch_of[key].place is place]
-            self._pull(there)
-            self._put(place, there)
 
     @override
     def admit(
@@ -112,20 +110,15 @@ class ArcPolicy(EvictionPolicy):
             trail.state = self._seq
         if trail.keys[-len(keys) :] != keys:
             trail.keys = list(dict.fromkeys([*trail.keys, *keys]))
-        ghosts: dict[OffloadKey, _Batch] = {}
-        if not self._ghost_of.keys().isdisjoint(keys):
-            ghosts = {key: self._ghost_of[key] for key in keys if key in self._ghost_of}
+        ghosts = {key: b for key, b in zip(keys, map(self._batch_of.get, keys), strict=True) if b}
+        if ghosts:
             self._adapt(ghosts)
         num_once = self._sizes[_List.ONCE] + len(keys) - len(ghosts) - int(self._once_target)
         victims = self._evict(len(keys) - num_free, num_once, evictable, trail)
         admitted = list(keys[: num_free + len(victims)])
         if ghosts:
-            again = [key for key in admitted if key in ghosts]
-            for key in again:
-                batch = self._ghost_of.pop(key)
-                batch.num_gone += 1
-                self._sizes[batch.place] -= 1
-            self._put(_List.OFTEN, again)
+            often = self._pull(admitted, _List.ONCE_GHOSTS, _List.OFTEN_GHOSTS)
+            self._put(_List.OFTEN, often)
             self._put(_List.ONCE, [key for key in admitted if key not in ghosts])
         else:
             self._put(_List.ONCE, admitted)
@@ -151,19 +144,20 @@ class ArcPolicy(EvictionPolicy):
             return []
         victims: list[OffloadKey] = []
         for place, picks in self._choose(count, num_once, evictable, trail):
+            if not picks:
+                continue
             gone: list[OffloadKey] = []
             for batch, keys in picks:
-                self._drop(batch, keys, self._batch_of)
+                self._drop(batch, keys)
                 gone += keys
             self._pop_empty(place)
-            self._put(_List(place + 2), gone[::-1])  # the last of a batch leaves first
             victims += gone
+            gone.reverse()  # the last of a batch leaves first
+            self._put(_List(place + 2), gone)
         return victims
 
-    def _drop(self, batch: _Batch, keys: list[OffloadKey], where: dict[OffloadKey, _Batch]) -> None:
+    def _drop(self, batch: _Batch, keys: list[OffloadKey]) -> None:
         """Take chunks out of a batch; cheap if they are its last ones, in reverse."""
-        for key in keys:
-            del where[key]
         self._sizes[batch.place] -= len(keys)
         if batch.keys[: -len(keys) - 1 : -1] == keys:
             del batch.keys[-len(keys) :]
@@ -177,12 +171,12 @@ class ArcPolicy(EvictionPolicy):
         while queue and len(queue[0].keys) == queue[0].num_gone:
             self._num_named -= queue.popleft().num_gone
 
-    def _clean(self, batch: _Batch, where: dict[OffloadKey, _Batch]) -> None:
+    def _clean(self, batch: _Batch) -> None:
         """Drop the names of chunks that are no longer in a batch."""
-        if batch.num_gone:
-            batch.keys = [key for key in batch.keys if where.get(key) is batch]
-            self._num_named -= batch.num_gone
-            batch.num_gone = 0
+        batch_of = self._batch_of
+        batch.keys = [key for key in batch.keys if batch_of.get(key) is batch]
+        self._num_named -= batch.num_gone
+        batch.num_gone = 0
 
     def _choose(
         self, count: int, num_once: int, evictable: Evictable, trail: RequestTrail | None = None
@@ -204,7 +198,8 @@ class ArcPolicy(EvictionPolicy):
         for batch in self._queues[place]:
             if count <= 0:
                 break
-            self._clean(batch, self._batch_of)
+            if batch.num_gone:
+                self._clean(batch)
             end = len(batch.keys)
             while end and count > 0:
                 start = max(0, end - max(count, _NUM_ASKED_MIN))
@@ -229,19 +224,21 @@ class ArcPolicy(EvictionPolicy):
         """Drop the oldest ghosts of a kind beyond a number."""
         while (num_over := self._sizes[place] - max(0, num_max)) > 0:
             batch = self._queues[place][0]
-            self._clean(batch, self._ghost_of)
-            self._drop(batch, batch.keys[: -num_over - 1 : -1], self._ghost_of)
+            if batch.num_gone:
+                self._clean(batch)
+            oldest = batch.keys[: -num_over - 1 : -1]
+            for key in oldest:
+                del self._batch_of[key]
+            self._drop(batch, oldest)
             self._pop_empty(place)
 
     def _sweep_if_due(self) -> None:
         """Drop the names of chunks that moved on when they are as many as those that did not."""
-        num_live = len(self._batch_of) + len(self._ghost_of)
-        if self._num_named <= 2 * num_live + self.capacity:
+        if self._num_named <= 2 * len(self._batch_of) + self.capacity:
             return
-        for place, queue in zip(_List, self._queues, strict=True):
-            where = self._batch_of if place <= _List.OFTEN else self._ghost_of
+        for queue in self._queues:
             for batch in queue:
-                self._clean(batch, where)
+                self._clean(batch)
             kept = [batch for batch in queue if batch.keys]
             queue.clear()
             queue.extend(kept)
@@ -255,8 +252,8 @@ class ArcPolicy(EvictionPolicy):
     @override
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         for key in keys:
-            batch = self._batch_of.pop(key, None)
-            if batch is not None:
+            if key in self:
+                batch = self._batch_of.pop(key)
                 self._sizes[batch.place] -= 1
                 batch.num_gone += 1
         for place in (_List.ONCE, _List.OFTEN):
@@ -265,7 +262,6 @@ class ArcPolicy(EvictionPolicy):
     @override
     def clear(self) -> None:
         self._batch_of.clear()
-        self._ghost_of.clear()
         for queue in self._queues:
             queue.clear()
         self._sizes = [0] * len(_List)
@@ -274,23 +270,25 @@ class ArcPolicy(EvictionPolicy):
 
     @override
     def __len__(self) -> int:
-        return len(self._batch_of)
+        return self._sizes[_List.ONCE] + self._sizes[_List.OFTEN]
 
     @override
     def __contains__(self, key: object) -> bool:
-        return key in self._batch_of
+        batch = self._batch_of.get(key)  # type: ignore[call-overload]
+        return batch is not None and batch.place <= _List.OFTEN
 
     @override
     def check(self) -> None:
+        sizes = self._sizes
         assert self._num_named == sum(len(b.keys) for queue in self._queues for b in queue)
-        assert not self._batch_of.keys() & self._ghost_of.keys()
-        assert len(self._ghost_of) <= self.capacity
+        assert sum(sizes) == len(self._batch_of) <= 2 * self.capacity
+        assert sizes[_List.ONCE] + sizes[_List.ONCE_GHOSTS] <= self.capacity
         assert 0 <= self._once_target <= self.capacity
         for place, queue in zip(_List, self._queues, strict=True):
-            where = self._batch_of if place <= _List.OFTEN else self._ghost_of
             live = []
             for batch in queue:
-                mine = [key for key in batch.keys if where.get(key) is batch]
+                assert batch.place is place
+                mine = [key for key in batch.keys if self._batch_of.get(key) is batch]
                 assert len(mine) == len(batch.keys) - batch.num_gone
                 live += mine
-            assert len(live) == len(set(live)) == self._sizes[place]
+            assert len(live) == len(set(live)) == sizes[place]
