@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import Final, cast
+from typing import Final
 
 from typing_extensions import override
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import Admission, Evictable, RequestTrail
+from kvstrata.core.policy import Admission, RequestTrail, Run
 from kvstrata.core.request import SessionHint
 from kvstrata.policies.lru import LruPolicy
 from kvstrata.policies.reuse_curve import ReuseCurves
@@ -15,13 +15,12 @@ from kvstrata.policies.reuse_curve import ReuseCurves
 _NUM_USES_SAMPLED_MAX: Final = 3  # an end that more requests held is no session's
 
 
-class _Use:
-    """When a request used its chunks last, and the first chunk that was refused to it."""
+class _Turn:
+    """What the policy remembers of a request: the first chunk that was refused to it, if any."""
 
-    __slots__ = ("at_s", "refused")
+    __slots__ = ("refused",)
 
-    def __init__(self, at_s: float) -> None:
-        self.at_s = at_s
+    def __init__(self) -> None:
         self.refused: OffloadKey | None = None
 
 
@@ -39,18 +38,21 @@ class GuardPolicy(LruPolicy):
         super().__init__(capacity)
         self._curves = ReuseCurves()
         self._idle_min_s = 0.0
-        self._is_refusal = False  # of the admission in hand
 
     @override
-    def access(self, trail: RequestTrail, keys: Sequence[OffloadKey], now_s: float) -> None:
-        use = trail.state
-        if isinstance(use, _Use):
-            use.at_s = now_s
-        else:
-            trail.state = _Use(now_s)
-            if keys:
-                self._learn(keys, now_s)
-        super().access(trail, keys, now_s)
+    def access(
+        self,
+        trail: RequestTrail,
+        keys: Sequence[OffloadKey],
+        runs: Sequence[Run],
+        now_s: float,
+    ) -> None:
+        if trail.state is None and keys:
+            trail.state = _Turn()
+            self._learn(keys, now_s)
+        for run in runs:
+            run.used_s = now_s
+        super().access(trail, keys, runs, now_s)
 
     def _learn(self, keys: Sequence[OffloadKey], now_s: float) -> None:
         curves, end = self._curves, keys[-1]
@@ -62,38 +64,46 @@ class GuardPolicy(LruPolicy):
 
     @override
     def admit(
-        self,
-        trail: RequestTrail,
-        keys: Sequence[OffloadKey],
-        num_free: int,
-        evictable: Evictable,
-        now_s: float,
+        self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
-        use = trail.state
-        if not isinstance(use, _Use):
-            use = trail.state = _Use(now_s)
-        use.at_s = now_s
-        if use.refused is not None and use.refused not in keys:
+        turn = trail.state
+        if not isinstance(turn, _Turn):
+            turn = trail.state = _Turn()
+        if turn.refused is not None and turn.refused not in keys:
             return Admission(0, (), is_refusal=True)  # of no use without the one before
-        self._is_refusal = False
-        admission = super().admit(trail, keys, num_free, evictable, now_s)
-        use.refused = keys[admission.num_admitted] if self._is_refusal else None
-        return admission._replace(is_refusal=self._is_refusal)
+        turn.refused = None
+        num_missing = len(keys) - num_free
+        if num_missing <= 0:
+            return Admission(len(keys), ())
+        victims, num_found, is_refusal = [], 0, False
+        for run, count in self._choose(num_missing, trail.runs):
+            if now_s - run.used_s < self._idle_min_for(trail.session):
+                is_refusal = True
+                break
+            victims.append((run, count))
+            num_found += count
+            if count == len(run.keys):
+                self._queue.remove(run)
+        num_admitted = num_free + num_found
+        turn.refused = keys[num_admitted] if is_refusal else None
+        return Admission(num_admitted, victims, is_refusal)
+
+    def _idle_min_for(self, session: SessionHint | None) -> float:
+        match session:
+            case SessionHint.CONTINUES:
+                return 0.0
+            case SessionHint.OVER:
+                return inf
+        return self._idle_min_s
 
     @override
-    def _make_room(
-        self, trail: RequestTrail, count: int, evictable: Evictable, now_s: float
-    ) -> Sequence[OffloadKey]:
-        if trail.session is SessionHint.CONTINUES:
-            return self.choose(count, evictable)
-        chosen: list[OffloadKey] = []
-        idle_min_s = inf if trail.session is SessionHint.OVER else self._idle_min_s
-        for owner in self._queue:
-            num_missing = count - len(chosen)
-            if not num_missing:
-                break
-            if now_s - cast("_Use", owner.state).at_s < idle_min_s:
-                self._is_refusal = True
-                break
-            chosen += evictable(list(reversed(owner.live)))[:num_missing]
-        return chosen
+    def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
+        super().insert(trail, run, now_s)
+        run.used_s = now_s
+        for used in trail.runs:
+            used.used_s = now_s
+
+    @override
+    def split(self, head: Run, tail: Run) -> None:
+        super().split(head, tail)
+        head.used_s = tail.used_s

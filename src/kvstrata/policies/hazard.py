@@ -1,16 +1,16 @@
 """Keep what is most likely to be used again soon, as learned from the rhythm of sessions."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
 from typing_extensions import override
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import Admission, Evictable, EvictionPolicy, RequestTrail
+from kvstrata.core.policy import Admission, EvictionPolicy, RequestTrail, Run, Victim
 from kvstrata.core.request import SessionHint
-from kvstrata.policies.prefix_tree import USES_MAX, PrefixTree, Run, Turn, VictimWalk
+from kvstrata.policies.class_queues import USES_MAX, ClassQueues, Standing, VictimWalk
 from kvstrata.policies.reuse_curve import EDGES_S, ReuseCurves
 from kvstrata.policies.use_counts import UseCounts
 
@@ -22,12 +22,31 @@ _KIND_OF_USES: Final = (0, 0, *(1,) * (USES_MAX - 2), 2)  # once, a few times, o
 _NUM_KINDS: Final = 3
 
 
+class _Turn:
+    """What the policy remembers of a request.
+
+    Attributes:
+        first_class: The class of chunks that only this request used; with more uses, those after.
+        num_counted: Of the chunks from a root on, how many this request's use was counted for.
+        refused: The first chunk that was not stored for it; None if there is none.
+        at_s: When it used its chunks last.
+    """
+
+    __slots__ = ("at_s", "first_class", "num_counted", "refused")
+
+    def __init__(self, at_s: float) -> None:
+        self.first_class = 0
+        self.num_counted: dict[OffloadKey, int] = {}
+        self.refused: OffloadKey | None = None
+        self.at_s = at_s
+
+
 class HazardPolicy(EvictionPolicy):
     """A chunk is worth the most uses per second that holding it longer can bring.
 
     Chunks are classed by the time between the two last turns of the session that used them last,
     and by how many requests used them; per class a curve of the times to the next use is learned.
-    The least worthy chunk without children leaves. A new one that is worth no more is refused, and
+    The least worthy run without children leaves. A new chunk that is worth no more is refused, and
     with it all that follow in its request.
 
     The turn before is found by content alone: it ended with the deepest chunk that is also the last
@@ -40,119 +59,117 @@ class HazardPolicy(EvictionPolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._tree = PrefixTree(_NUM_GROUPS * _NUM_KINDS)
+        self._queues = ClassQueues(_NUM_GROUPS * _NUM_KINDS)
         self._counts = UseCounts(capacity, USES_MAX)
         self._curves = ReuseCurves(_NUM_GROUPS, _NUM_KINDS)
         self._value = self._curves.value()
         self._now_s = 0.0
 
     @override
-    def access(self, trail: RequestTrail, keys: Sequence[OffloadKey], now_s: float) -> None:
+    def access(
+        self,
+        trail: RequestTrail,
+        keys: Sequence[OffloadKey],
+        runs: Sequence[Run],
+        now_s: float,
+    ) -> None:
         self._now_s = now_s
-        keys = list(keys)
         if not keys:
             return
-        if isinstance(trail.state, Turn):
-            for part, is_new in _parts(trail, keys):
-                self._use(trail.state, part, is_new=is_new)
-            return
-        turn = trail.state = self._begin_turn(trail, keys)
-        trail.keys = keys
-        self._sample(keys, self._use(turn, keys, is_new=True))
+        turn = trail.state
+        is_first = not isinstance(turn, _Turn)
+        if not isinstance(turn, _Turn):
+            turn = trail.state = self._begin_turn(trail, keys)
+        turn.at_s = now_s
+        num_counted = turn.num_counted.get(keys[0], 0)
+        turn.num_counted[keys[0]] = max(num_counted, len(keys))
+        found: list[tuple[int, int]] = []
+        num_covered = 0
+        for run in runs:
+            standing = run.state
+            assert isinstance(standing, Standing)
+            num_covered += len(run.keys)
+            if num_covered > num_counted and standing.uses < USES_MAX:
+                standing.uses += 1
+            class_idx = turn.first_class + _KIND_OF_USES[standing.uses]
+            self._queues.use(run, standing, class_idx)
+            run.used_s = now_s
+            found.append((len(run.keys), class_idx))
+        if is_first:
+            missing = _missing(keys, runs, num_covered)
+            found += [
+                (end - start, turn.first_class + _KIND_OF_USES[uses])
+                for start, end, uses in self._counts.runs(missing)
+            ]
+            self._sample(keys, found)
 
-    def _begin_turn(self, trail: RequestTrail, keys: list[OffloadKey]) -> Turn:
-        curves, now_s = self._curves, self._now_s
-        turn = Turn(self._tree.seq)
+    def _begin_turn(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> _Turn:
+        curves, now_s, group = self._curves, self._now_s, 0
         met = curves.note_use(keys, now_s)
         turn_before_s = next((mark.end_s for mark in reversed(met) if mark.end_s >= 0), None)
         if trail.session is SessionHint.CONTINUES:
-            turn.group = _CONTINUES
+            group = _CONTINUES
         elif trail.session is SessionHint.OVER:
-            turn.group = _OVER
+            group = _OVER
         elif turn_before_s is not None:
-            turn.group = bisect_right(_GAPS_S, now_s - turn_before_s) + 1
+            group = bisect_right(_GAPS_S, now_s - turn_before_s) + 1
         if len(keys) > 1:
             curves.mark_end(keys[-1], now_s)
         if curves.update_if_due(now_s):
             self._value = curves.value()
+        turn = _Turn(now_s)
+        turn.first_class = group * _NUM_KINDS
         return turn
 
-    def _sample(self, keys: list[OffloadKey], runs: list[tuple[int, int]]) -> None:
+    def _sample(self, keys: Sequence[OffloadKey], found: list[tuple[int, int]]) -> None:
         """Watch one chunk for each stretch of chunks of one class."""
         end = 0
-        for class_idx, alike in groupby(runs, lambda run: run[1]):
-            length = sum(num for num, _ in alike)
+        for class_idx, alike in groupby(found, lambda item: item[1]):
+            length = sum([num for num, _ in alike])
             end += length
             self._curves.sample(keys[end - 1], class_idx, length, self._now_s)
 
-    def _use(self, turn: Turn, keys: list[OffloadKey], *, is_new: bool) -> list[tuple[int, int]]:
-        """Count a use and make it the latest; return (number of chunks, class) of each run."""
-        tree, now_s = self._tree, self._now_s
-        first_class = turn.group * _NUM_KINDS
-        runs, missing = tree.runs_along(keys)
-        found: list[tuple[int, int]] = []
-        for run in runs:
-            if is_new and run.uses < USES_MAX:
-                run.uses += 1
-            class_idx = first_class + _KIND_OF_USES[run.uses]
-            tree.use(run, turn, class_idx, now_s)
-            found.append((len(run.keys), class_idx))
-        if missing and is_new:
-            found += [
-                (end - start, first_class + _KIND_OF_USES[uses])
-                for start, end, uses in self._counts.runs(missing)
-            ]
-        return found
-
     @override
     def admit(
-        self,
-        trail: RequestTrail,
-        keys: Sequence[OffloadKey],
-        num_free: int,
-        evictable: Evictable,
-        now_s: float,
+        self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
         self._now_s = now_s
-        keys, turn = list(keys), trail.state
-        if not isinstance(turn, Turn):
-            turn = trail.state = Turn(self._tree.seq)
-        if trail.keys[-len(keys) :] != keys:
-            for _ in _parts(trail, keys):  # notes those that it did not access
-                pass
+        turn = trail.state
+        if not isinstance(turn, _Turn):
+            turn = trail.state = _Turn(now_s)
         if turn.refused is not None and turn.refused not in keys:
-            self._counts.set(keys, 1)
             return Admission(0, (), is_refusal=True)  # of no use without the one before
-        walk = VictimWalk(self._tree, evictable, self._worth, trail)
+        walk = VictimWalk(self._queues, self._worth, trail.runs)
         num_admitted, num_left, is_refusal = 0, num_free, False
-        pieces: list[tuple[list[OffloadKey], int]] = []
         for start, end, uses in self._counts.runs(keys):
             num_wanted = end - start
             if num_wanted > num_left:
-                num_found, is_refusal = self._make_room(walk, turn, uses, num_wanted - num_left)
+                class_idx = turn.first_class + _KIND_OF_USES[uses]
+                num_found, is_refusal = self._make_room(walk, class_idx, num_wanted - num_left)
                 num_left += num_found
             num_stored = min(num_wanted, num_left)
-            if num_stored:
-                pieces.append((keys[start : start + num_stored], uses))
-                num_admitted += num_stored
-                num_left -= num_stored
+            num_admitted += num_stored
+            num_left -= num_stored
             if num_stored < num_wanted:
                 self._counts.set(keys[start + num_stored : end], uses)
                 self._counts.set(keys[end:], 1)
                 break
         turn.refused = keys[num_admitted] if is_refusal else None
-        for run, gone in walk.finish().items():
-            self._counts.set(gone, run.uses)
-        self._insert(trail, turn, pieces)
-        return Admission(num_admitted, walk.chosen, is_refusal)
+        victims = walk.victims
+        for run, count in victims:
+            self._note_leaving(run, count)
+            if count == len(run.keys):
+                self._queues.forget(run)
+        walk.end()
+        return Admission(num_admitted, victims, is_refusal)
 
-    def _make_room(self, walk: VictimWalk, turn: Turn, uses: int, count: int) -> tuple[int, bool]:
-        """Take victims that are worth less than a new chunk with so many uses.
+    def _make_room(self, walk: VictimWalk, class_idx: int, count: int) -> tuple[int, bool]:
+        """Take victims that are worth less than a new chunk of this class.
 
         Returns how many there are, and whether more would have been there for a better chunk.
         """
-        class_idx, num_found = turn.group * _NUM_KINDS + _KIND_OF_USES[uses], 0
         rates, survival = self._value.rates[class_idx], self._value.survival[class_idx]
+        num_found = 0
         while num_found < count:
             best = walk.best()
             if best is None:
@@ -164,63 +181,75 @@ class HazardPolicy(EvictionPolicy):
             num_found += walk.take(victim, count - num_found)
         return num_found, False
 
-    def _worth(self, run: Run) -> float:
-        age = bisect_right(EDGES_S, self._now_s - run.used_s) - 1
-        return self._value.rates[run.queue][age]
+    def _worth(self, run: Run, class_idx: int) -> float:
+        return self._value.rates[class_idx][bisect_right(EDGES_S, self._now_s - run.used_s) - 1]
 
-    def _insert(
-        self, trail: RequestTrail, turn: Turn, pieces: list[tuple[list[OffloadKey], int]]
-    ) -> None:
-        """Track new chunks, each below the one before it in the request, wherever that is."""
-        tree, listed = self._tree, trail.keys
-        place_of: dict[OffloadKey, int] | None = None
-        for piece, uses in pieces:
-            keys = piece
-            while keys:
-                place = listed.index(keys[0])
-                if keys == listed[place : place + len(keys)]:
-                    part = keys
-                else:
-                    place_of = place_of or {key: i for i, key in enumerate(listed)}
-                    end = 1
-                    while end < len(keys) and place_of[keys[end]] == place + end:
-                        end += 1
-                    part = keys[:end]
-                parent = tree.run_of.get(listed[place - 1]) if place else None
-                run = tree.insert(part, parent, turn, uses)
-                tree.use(run, turn, turn.group * _NUM_KINDS + _KIND_OF_USES[uses], self._now_s)
-                if place + len(part) < len(listed):
-                    tree.adopt(listed[place + len(part)], run)
-                keys = keys[len(part) :]
+    def _note_leaving(self, run: Run, count: int) -> None:
+        """Remember the uses of the last chunks of a run."""
+        if isinstance(run.state, Standing):
+            self._counts.set(run.keys[-count:], run.state.uses)
 
     @override
-    def choose(self, count: int, evictable: Evictable) -> Sequence[OffloadKey]:
-        walk = VictimWalk(self._tree, evictable, self._worth)
-        while len(walk.chosen) < count and (best := walk.best()):
-            walk.take(best[1], count - len(walk.chosen))
-        walk.abandon()
-        return walk.chosen
+    def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
+        turn = trail.state
+        if not isinstance(turn, _Turn):
+            turn = trail.state = _Turn(now_s)
+        if turn.at_s < now_s:
+            turn.at_s = now_s
+            for used in trail.runs:
+                if isinstance(used.state, Standing):
+                    self._queues.use(used, used.state, used.state.class_idx)
+                    used.used_s = now_s
+        _, uses = max((end - start, uses) for start, end, uses in self._counts.runs(run.keys))
+        run.used_s = now_s
+        self._queues.add(run, uses, turn.first_class + _KIND_OF_USES[uses])
 
     @override
-    def remove(self, keys: Iterable[OffloadKey]) -> None:
-        self._tree.remove(keys)
+    def split(self, head: Run, tail: Run) -> None:
+        self._queues.add_head(head, tail)
+
+    @override
+    def join(self, head: Run, tail: Run) -> bool:
+        first, second = head.state, tail.state
+        assert isinstance(first, Standing)
+        assert isinstance(second, Standing)
+        if (first.uses, first.class_idx) != (second.uses, second.class_idx):
+            return False
+        first.seq, head.used_s = second.seq, tail.used_s
+        self._queues.forget(tail)
+        return True
+
+    @override
+    def choose(self, count: int) -> Sequence[Victim]:
+        walk = VictimWalk(self._queues, self._worth)
+        while count and (best := walk.best()):
+            count -= walk.take(best[1], count)
+        walk.end()
+        return walk.victims
+
+    @override
+    def remove(self, run: Run) -> None:
+        self._note_leaving(run, len(run.keys))
+        self._queues.forget(run)
 
     @override
     def clear(self) -> None:
-        self._tree.clear()
+        self._queues.clear()
         self._counts.clear()
 
     @override
-    def __len__(self) -> int:
-        return len(self._tree.run_of)
-
-    @override
-    def __contains__(self, key: object) -> bool:
-        return key in self._tree.run_of
+    def runs(self) -> list[Run]:
+        worth_now = [
+            (self._worth(run, run.state.class_idx), run.state.seq, run)
+            for run in self._queues.tracked
+            if isinstance(run.state, Standing)
+        ]
+        return [run for _, _, run in sorted(worth_now, key=lambda item: item[:2])]
 
     @override
     def check(self) -> None:
-        self._tree.check()
+        super().check()
+        self._queues.check()
 
 
 class LeanHazardPolicy(HazardPolicy):
@@ -229,22 +258,11 @@ class LeanHazardPolicy(HazardPolicy):
     uses_chance_min = 0.2
 
 
-def _parts(trail: RequestTrail, keys: list[OffloadKey]) -> Iterator[tuple[list[OffloadKey], bool]]:
-    """Cut keys into parts that the request used before and that it did not; note the latter."""
-    listed = trail.keys
-    num_listed = len(listed)
-    if listed == keys[:num_listed]:
-        trail.keys = keys
-        if num_listed:
-            yield listed, False
-        if num_listed < len(keys):
-            yield keys[num_listed:], True
-    elif listed[: len(keys)] == keys:
-        yield keys, False
-    else:
-        known = set(listed)
-        for is_known, group in groupby(keys, known.__contains__):
-            part = list(group)
-            if not is_known:
-                trail.keys += part
-            yield part, not is_known
+def _missing(
+    keys: Sequence[OffloadKey], runs: Sequence[Run], num_covered: int
+) -> Sequence[OffloadKey]:
+    """Return the keys that are in none of the runs, which have so many chunks together."""
+    if not runs or keys[num_covered - 1] == runs[-1].keys[-1]:
+        return keys[num_covered:]
+    tracked = {key for run in runs for key in run.keys}
+    return [key for key in keys if key not in tracked]
