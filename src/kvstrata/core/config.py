@@ -151,6 +151,8 @@ class Config:
     tenant_from: str = setting(_parse_tenant_from, "hint")
     tokens_per_chunk: int = setting(parse_count(), 1)  # the connector knows it and sets it
     max_wait_s: float = setting(parse_seconds, 5.0)  # for slower tiers, per request
+    hold_s: float = setting(parse_seconds, 10.0)  # fetched chunks wait so long for their request
+    num_wait_chunks_min: int = setting(parse_count(0), 0)  # fewer are not worth waiting for
     prefill_tokens_per_s: float | None = setting(optional(parse_seconds), None)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from kvstrata.core.manager import (
     ShutdownReport,
 )
 from kvstrata.core.memory import SlotView
-from kvstrata.core.policy import EvictionPolicy
+from kvstrata.core.policy import EvictionPolicy, Run
 from kvstrata.core.request import NO_HINTS, ReqContext, ScheduleEndContext
 from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
 from kvstrata.core.stats import Stats
@@ -210,20 +210,26 @@ class CPUOffloadingManager(OffloadingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
+        self.settle_store(keys, ctx, failed)
+
+    def settle_store(
+        self, keys: Collection[OffloadKey], ctx: ReqContext, failed: Collection[OffloadKey]
+    ) -> list[Run]:
+        """Do `complete_store`, and return the runs that can be loaded from now on."""
         state = self.requests.find(ctx.req_id)
         if state is None:
             self._counters.late_completions += 1
-            return
+            return []
         runs, unknown = self.store.written_by(state, keys)
         if unknown:
             self._refuse_unknown(state, unknown, "storing")
         settled = self.store.settle(runs, failed, state.trail)
-        num_failed = len(settled.failed)
         state.num_storing -= settled.num_settled
         self._counters.stored_chunks += settled.num_stored
-        self._counters.failed_store_chunks += num_failed
+        self._counters.failed_store_chunks += len(settled.failed)
         if not state.is_live:
             self.requests.drop_if_done(state)
+        return settled.stored
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
