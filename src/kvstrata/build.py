@@ -1,6 +1,6 @@
 """Turn a Config into objects: the only module that knows all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -33,6 +33,7 @@ POLICIES: Registry[EvictionPolicy] = Registry(
         "arc": "kvstrata.policies.arc:ArcPolicy",
         "guard": "kvstrata.policies.guard:GuardPolicy",
         "hazard": "kvstrata.policies.hazard:HazardPolicy",
+        "fifo": "kvstrata.policies.fifo:FifoPolicy",
         "hazard-p20": "kvstrata.policies.hazard:LeanHazardPolicy",
     },
     "kvstrata.policies",
@@ -132,6 +133,7 @@ def build_manager(
     chunk_bytes: int,
     namespace: str | Namespace,
     clock: Clock | None = None,
+    slots: SlotView | None = None,
 ) -> OffloadingManager:
     """Build primary, policy, filter and tiers.
 
@@ -140,6 +142,7 @@ def build_manager(
         chunk_bytes: Payload of one chunk.
         namespace: Names everything that changes the bytes of equal keys.
         clock: Time; the machine's if None.
+        slots: The primary's rows, as many as the settings ask for; host memory if None.
 
     Raises:
         ConfigError: A setting is wrong, or the host has not enough memory. Nothing is left behind.
@@ -149,22 +152,25 @@ def build_manager(
     num_chunks = num_primary_chunks(config.primary, chunk_bytes)
     policy = _primary_policy(config, num_chunks)
     tenants = TenantResolver(config.tenant_from, config.tenants)
-    advice = HUGE_PAGES if config.primary.huge_pages else ()
-    region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
+    close: Callable[[], None] = _nothing
+    if slots is None:
+        advice = HUGE_PAGES if config.primary.huge_pages else ()
+        region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
+        slots, close = region, region.close
     manager: OffloadingManager = CPUOffloadingManager(
-        region,
+        slots,
         policy,
         limits=_primary_limits(config, num_chunks),
         tenants=tenants,
         clock=clock,
-        close_region=region.close,
+        close_region=close,
     )
     if config.tiers:
         name = namespace if isinstance(namespace, str) else namespace.fingerprint()
         try:
-            handles = _build_tiers(config, region, name, clock)
+            handles = _build_tiers(config, slots, name, clock)
         except BaseException:
-            region.close()
+            close()
             raise
         manager = _with_tiers(manager, handles, config, tenants, clock)
     if config.filter.store_threshold > 1:
@@ -174,6 +180,10 @@ def build_manager(
             num_tracked_max=config.filter.num_tracked_max,
         )
     return TenantOffloadingManager(manager, tenants)
+
+
+def _nothing() -> None:
+    """Close rows that are not ours."""
 
 
 def _primary_limits(config: Config, num_chunks: int) -> PrimaryLimits:

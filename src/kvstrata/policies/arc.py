@@ -53,8 +53,7 @@ class _Ghosts:
         self._queues: tuple[deque[_Batch], deque[_Batch]] = (deque(), deque())
 
     def add(self, place: int, keys: list[OffloadKey]) -> None:
-        """Remember evicted chunks, in the order in which they left."""
-        keys.reverse()
+        """Remember evicted chunks, in prefix order: the last one left first."""
         batch = _Batch(place, keys)
         self.batch_of.update(dict.fromkeys(keys, batch))
         self._queues[place].append(batch)
@@ -180,7 +179,7 @@ class ArcPolicy(EvictionPolicy):
             left = len(run.keys) - count
             self._sizes[place] -= standing.size - left
             standing.size = left
-            self._ghosts.add(place, run.keys[: -count - 1 : -1])
+            self._ghosts.add(place, run.keys[-count:])
             if not left:
                 self._lists[place].remove(run)
                 run.state = None
