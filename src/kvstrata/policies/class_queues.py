@@ -1,11 +1,13 @@
 """Runs without children in one queue per class, and the walk that finds victims among them."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Final
 
 from kvstrata.core.policy import Run, Victim
+from kvstrata.policies.reuse_curve import EDGES_S
 
 USES_MAX: Final = 10  # counted no further
 
@@ -128,51 +130,64 @@ class VictimWalk:
     """
 
     def __init__(
-        self, queues: ClassQueues, worth: Callable[[Run, int], float], kept: Sequence[Run] = ()
+        self,
+        queues: ClassQueues,
+        rates: Sequence[Sequence[float]],
+        now_s: float,
+        kept: Sequence[Run] = (),
     ) -> None:
         """Begin at the least worthy run.
 
         Args:
             queues: Where to look.
-            worth: What a run of a class is worth now.
+            rates: What runs are worth, per class and age bin (`EDGES_S`).
+            now_s: The time.
             kept: Runs that stay whatever they are worth.
         """
         self._queues = queues
-        self._worth = worth
-        self._kept = set(kept)
+        self._rates = rates
+        self._now_s = now_s
+        self._kept = kept
         self._taken: dict[Run, int] = {}  # how many chunks, from the end
         self._num_children: dict[Run, int] = {}  # left, of runs that lose children in this walk
         self._aside: set[Run] = set()  # taken out of their queues
         self._fronts: dict[int, tuple[float, int, int, Run]] = {}
-        self._unseen = {class_idx for class_idx, heap in enumerate(queues.heaps) if heap}
+        self._unseen: Iterable[int] = range(len(queues.heaps))
 
     def best(self) -> tuple[float, Run] | None:
         """Return the least worthy run that may leave, and what it is worth."""
-        for class_idx in self._unseen:
-            self._find_front(class_idx)
-        self._unseen.clear()
+        if self._unseen:
+            self._find_fronts(self._unseen)
+            self._unseen = ()
         if not self._fronts:
             return None
         worth, _, _, run = min(self._fronts.values())
         return worth, run
 
-    def _find_front(self, class_idx: int) -> None:
-        heap = self._queues.heaps[class_idx]
-        self._fronts.pop(class_idx, None)
-        while heap:
-            seq, number, run = heap[0]
-            standing = run.state
-            if (
-                isinstance(standing, Standing)
-                and standing.seq == seq
-                and run not in self._aside
-                and not self._num_children.get(run, run.num_children)
-            ):
-                if not run.num_holds and run.owner is None and run not in self._kept:
-                    self._fronts[class_idx] = (self._worth(run, class_idx), seq, number, run)
-                    return
-                self._aside.add(run)
-            self._queues.pop(class_idx)
+    def _find_fronts(self, classes: Iterable[int]) -> None:
+        """Find the first run of each queue that may leave; one loop, as it runs for every store."""
+        heaps, fronts, children_of = self._queues.heaps, self._fronts, self._num_children
+        for class_idx in classes:
+            heap = heaps[class_idx]
+            fronts.pop(class_idx, None)
+            while heap:
+                seq, number, run = heap[0]
+                standing = run.state
+                num_children = children_of.get(run, run.num_children)
+                if (
+                    num_children
+                    or not isinstance(standing, Standing)
+                    or standing.seq != seq
+                    or run in self._aside
+                ):
+                    self._queues.pop(class_idx)
+                elif run.num_holds or run.owner is not None or run in self._kept:
+                    self._aside.add(run)
+                    self._queues.pop(class_idx)
+                else:
+                    age = bisect_right(EDGES_S, self._now_s - run.used_s) - 1
+                    fronts[class_idx] = (self._rates[class_idx][age], seq, number, run)
+                    break
 
     def take(self, run: Run, num_chunks: int) -> int:
         """Choose up to so many chunks from the end of the run that `best` returned."""
@@ -189,14 +204,14 @@ class VictimWalk:
         assert isinstance(standing, Standing)
         self._queues.pop(standing.class_idx)
         self._aside.add(run)
-        self._unseen.add(standing.class_idx)
+        self._unseen = [standing.class_idx]
         if parent is None or not isinstance(parent.state, Standing):
             return
         left = self._num_children.get(parent, parent.num_children) - 1
         self._num_children[parent] = left
         if not left and parent.state.queues is self._queues:
             self._queues.push(parent, parent.state)
-            self._unseen.add(parent.state.class_idx)
+            self._unseen = {standing.class_idx, parent.state.class_idx}
 
     @property
     def victims(self) -> list[Victim]:

@@ -139,7 +139,7 @@ class HazardPolicy(EvictionPolicy):
             turn = trail.state = _Turn(now_s)
         if turn.refused is not None and turn.refused not in keys:
             return Admission(0, (), is_refusal=True)  # of no use without the one before
-        walk = VictimWalk(self._queues, self._worth, trail.runs)
+        walk = VictimWalk(self._queues, self._value.rates, now_s, trail.runs)
         num_admitted, num_left, is_refusal = 0, num_free, False
         for start, end, uses in self._counts.runs(keys):
             num_wanted = end - start
@@ -221,7 +221,7 @@ class HazardPolicy(EvictionPolicy):
 
     @override
     def choose(self, count: int) -> Sequence[Victim]:
-        walk = VictimWalk(self._queues, self._worth)
+        walk = VictimWalk(self._queues, self._value.rates, self._now_s)
         while count and (best := walk.best()):
             count -= walk.take(best[1], count)
         walk.end()

@@ -102,7 +102,7 @@ class ReuseCurves:
         for key in list(filter(marks.__contains__, keys)):
             mark = marks[key]
             mark.num_uses += 1
-            if mark.number >= 0:
+            if mark.number >= self._first:
                 self._closed.append((mark.number, now_s))
                 mark.number = -1
                 if mark.end_s < 0:
