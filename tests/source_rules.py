@@ -30,8 +30,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "replay": ("core", "build"),
     "engine": ("core", "connector"),
     "integrations": ("core", "connector"),
-    "cli": (ROOT, *_INNER, "build", "connector", "replay", "engine", "integrations"),
-    ROOT: (*_INNER, "build"),
+    "cli": (
+        ROOT,
+        *_INNER,
+        "build",
+        "config_sources",
+        "kv_store",
+        "connector",
+        "replay",
+        "engine",
+        "integrations",
+    ),
+    "config_sources": ("core",),
+    "kv_store": ("core", "build", "config_sources"),
+    ROOT: (*_INNER, "build", "config_sources", "kv_store"),
     "__main__": ("cli",),
 }
 

@@ -5,7 +5,7 @@ from inspect import signature
 from typing import Any
 
 from kvstrata.core.clock import Clock, SystemClock
-from kvstrata.core.config import Config, PrimaryConfig, TierConfig
+from kvstrata.core.config import Config, TierConfig
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.memory import SlotView, row_bytes_for
@@ -77,22 +77,27 @@ def _primary_policy(config: Config, num_chunks: int) -> EvictionPolicy:
     )
 
 
-def num_primary_chunks(config: PrimaryConfig, chunk_bytes: int) -> int:
-    """Return how many chunks the primary's settings make room for.
+def num_primary_chunks(config: Config, chunk_bytes: int) -> int:
+    """Return how many chunks one rank's primary has room for.
 
     Raises:
         ConfigError: Not even one; the text names both sizes.
     """
-    if config.num_chunks is not None:
-        return config.num_chunks
-    assert config.bytes is not None
+    primary = config.primary
+    if primary.num_chunks is not None:
+        return primary.num_chunks
+    name, num_bytes = "primary.bytes_per_rank", primary.bytes_per_rank
+    if primary.bytes is not None:
+        name, num_bytes = "primary.bytes", primary.bytes // config.num_ranks
+    assert num_bytes is not None
     row_bytes = row_bytes_for(chunk_bytes)
-    if config.bytes < row_bytes:
+    if num_bytes < row_bytes:
         raise ConfigError(
-            "primary.bytes",
-            f"{config.bytes} bytes hold no chunk: one of {chunk_bytes} bytes takes {row_bytes}",
+            name,
+            f"{num_bytes} bytes for each of {config.num_ranks} ranks hold no chunk: "
+            f"one of {chunk_bytes} bytes takes {row_bytes}",
         )
-    return config.bytes // row_bytes
+    return num_bytes // row_bytes
 
 
 def _build_tier(
@@ -149,7 +154,7 @@ def build_manager(
     """
     config = Config.parse(config)
     clock = clock or SystemClock()
-    num_chunks = num_primary_chunks(config.primary, chunk_bytes)
+    num_chunks = num_primary_chunks(config, chunk_bytes)
     policy = _primary_policy(config, num_chunks)
     tenants = TenantResolver(config.tenant_from, config.tenants)
     close: Callable[[], None] = _nothing

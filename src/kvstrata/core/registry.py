@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from kvstrata.core.errors import ConfigError
 
@@ -62,4 +62,4 @@ class Registry(Generic[T]):
             raise ConfigError(path, f"{module_name} has no class {attribute!r}") from error
         if not (isinstance(found, type) and issubclass(found, self._base)):
             raise ConfigError(path, f"{target} is not a {self._base.__name__}")
-        return cast("type[T]", found)
+        return found

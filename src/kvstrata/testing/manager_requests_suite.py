@@ -167,6 +167,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         ):
             end_step(manager, preempted=["victim"])
             assert manager.get_stats()["num_protected"] == 4
+            assert manager.get_stats()["num_pinned"] == 0
             come_back()
             assert manager.get_stats()["num_protected"] == 0
         end_step(manager)
@@ -179,7 +180,23 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         manager.touch(ABCD, ctx)
         assert begin_store(manager, ABCD, ctx) == ABCD
         end_step(manager, preempted=["victim"])
-        manager.complete_store(ABCD, ctx)
+        manager.complete_store(ABCD[:2], ctx)
+        manager.complete_store(ABCD[2:], ctx)
+        for letter in "0123456789":
+            other = start(manager, f"other {letter}")
+            store(manager, chain(letter), other)
+            finish(manager, other)
+        assert look_up(manager, ABCD, ctx) == 4
+
+    def test_a_preempted_request_may_store_the_rest_and_keeps_all(
+        self, manager: OffloadingManager
+    ) -> None:
+        ctx = start(manager, "victim")
+        store(manager, ABC, ctx)
+        end_step(manager, preempted=["victim"])
+        assert begin_store(manager, ABCD, ctx) == ABCD[3:]
+        manager.complete_store(ABCD[3:], ctx)
+        assert manager.get_stats()["num_protected"] == 4
         for letter in "0123456789":
             other = start(manager, f"other {letter}")
             store(manager, chain(letter), other)

@@ -11,7 +11,7 @@ from kvstrata.testing.manager_requests_suite import ManagerRequestsSuite
 class OffloadingManagerSuite(ManagerCopiesSuite, ManagerRequestsSuite):
     """Derive from it and override `make_manager`."""
 
-    num_examples: int = 60
+    num_examples: int = 20
     """Sequences of calls that the state machine tries."""
 
     def test_no_order_of_calls_breaks_the_contract(self) -> None:

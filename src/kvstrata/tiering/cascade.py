@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvstrata.core.config import WritePolicy
+from kvstrata.core.events import RemovalReason
 from kvstrata.core.keys import JobId, OffloadKey
+from kvstrata.core.policy import Run
 from kvstrata.core.request import ReqContext
 from kvstrata.core.results import JobResult, StoreJob
 from kvstrata.primary.chunk_store import ChunkStore
@@ -169,6 +171,18 @@ class Cascades:
             self.barred.pop(key, None)
             self._wanted.pop(key, None)
         return kept, lost
+
+    def drop_copied(self, runs: Sequence[Run], count: int) -> int:
+        """Evict runs that tiers below have, from the first on, until `count` chunks have left."""
+        num_dropped = 0
+        for run in list(runs):
+            if num_dropped >= count:
+                break
+            is_free = run.owner is None and not run.num_holds and not run.is_dropped
+            if is_free and run.keys and all(self.below.get(key) for key in run.keys):
+                keys = run.keys[: count - num_dropped]
+                num_dropped += len(self._store.remove(keys, RemovalReason.EVICTED))
+        return num_dropped
 
     def sweep(self) -> None:
         """Forget wishes for chunks whose writing came to nothing."""

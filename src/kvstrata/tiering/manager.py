@@ -249,17 +249,61 @@ class TieringOffloadingManager(DelegatingManager):
     ) -> PrepareStoreOutput | None:
         self._retire()
         output = self.inner.prepare_store(keys, ctx)
+        if not ctx.hints.store:
+            return output
         view = self._view(ctx)
-        if output is None and self._promotions.give_way(view, len(keys)):
-            output = self.inner.prepare_store(keys, ctx)
-        if output is not None and ctx.hints.store and len(output.keys_to_store) < len(keys):
-            new = set(output.keys_to_store)
-            there = [key for key in keys if key not in new and key in self._store.table]
-            if there:
-                self._cascades.note_offered(there, self._handles, view.store_mask, ctx)
-                ready = [key for key in there if self._store.is_resident(key)]
-                self._cascades.note_reused(ready, self._handles, view.store_mask, ctx)
+        num_missing = self._num_without_room(keys, output)
+        if num_missing and self._make_room(view, num_missing):
+            output = self._store_rest(keys, ctx, output)
+        if output is not None and len(output.keys_to_store) < len(keys):
+            self._note_present(keys, output, view)
         return output
+
+    def _num_without_room(
+        self, keys: Sequence[OffloadKey], output: PrepareStoreOutput | None
+    ) -> int:
+        """Count the offered chunks that found no room, rather than being there or refused."""
+        if output is not None and (
+            not output.keys_to_store or len(output.keys_to_store) == len(keys)
+        ):
+            return 0
+        return len(self._store.table.absent(keys))
+
+    def _make_room(self, view: RequestView, count: int) -> int:
+        """Let go of chunks that nothing is lost by: kept for others, or of this request and below.
+
+        A prompt larger than the primary passes through it in this way.
+        """
+        num_freed = self._promotions.give_way(view, count)
+        if num_freed < count:
+            trail = self.inner.requests.get(view.ctx).trail
+            num_freed += self._cascades.drop_copied(trail.runs, count - num_freed)
+        return num_freed
+
+    def _store_rest(
+        self, keys: Sequence[OffloadKey], ctx: ReqContext, first: PrepareStoreOutput | None
+    ) -> PrepareStoreOutput | None:
+        """Offer once more what found no room, and put both answers together."""
+        more = self.inner.prepare_store(self._store.table.absent(keys), ctx)
+        if first is None or more is None:
+            return first or more
+        return PrepareStoreOutput(
+            [*first.keys_to_store, *more.keys_to_store],
+            LoadStoreSpec([*first.store_spec.slots, *more.store_spec.slots]),
+            [*first.evicted_keys, *more.evicted_keys],
+        )
+
+    def _note_present(
+        self, keys: Sequence[OffloadKey], output: PrepareStoreOutput, view: RequestView
+    ) -> None:
+        """Let offered chunks that are here already go on to the tiers that this request allows."""
+        new = set(output.keys_to_store)
+        there = [key for key in keys if key not in new and key in self._store.table]
+        if there:
+            mask, ctx = view.store_mask, view.ctx
+            self._cascades.note_offered(there, self._handles, mask, ctx)
+            ready = [key for key in there if self._store.is_resident(key)]
+            self._cascades.note_reused(ready, self._handles, mask, ctx)
 
     @override
     def complete_store(
@@ -268,8 +312,7 @@ class TieringOffloadingManager(DelegatingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        stored = self.inner.settle_store(keys, ctx, failed)
-        arrived = [key for run in stored for key in run.keys if key in keys]
+        arrived = self.inner.settle_store(keys, ctx, failed)
         if arrived and self._handles:
             mask = self._view(ctx).store_mask
             self._cascades.note_stored(arrived, self._handles, mask, ctx)

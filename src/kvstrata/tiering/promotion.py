@@ -148,8 +148,7 @@ class Promotions:
         self._num_flying -= 1
         self._note_failed(promotion, result.failed)
         runs, _ = self._store.written_by(promotion, promotion.keys)
-        settled = self._store.settle(runs, result.failed)
-        arrived = [key for run in settled.stored for key in run.keys]
+        arrived = self._store.settle(runs, result.failed).stored
         view = promotion.view
         if view is not None and arrived:
             view.fetched.update(dict.fromkeys(arrived, promotion.handle.name))
