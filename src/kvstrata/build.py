@@ -24,7 +24,7 @@ from kvstrata.primary.tenancy import TenantOffloadingManager
 from kvstrata.tiering.manager import TieringLimits, TieringOffloadingManager
 from kvstrata.tiering.tier_handle import TierHandle
 
-AUTO_POLICY = "lru"
+AUTO_POLICY = "hazard"
 
 POLICIES: Registry[EvictionPolicy] = Registry(
     EvictionPolicy,  # type: ignore[type-abstract]

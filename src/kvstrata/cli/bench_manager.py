@@ -37,10 +37,11 @@ def manager(
         print(json.dumps(cost.as_json()))
         return
     table = Table(title=f"{trace.name}: {slots} slots, policy {policy}, fastest of {passes}")
-    for title in TITLES.values():
-        table.add_column(title, justify="right")
+    table.add_column("")
+    table.add_column("", justify="right")
     values = cost.as_json()
-    table.add_row(*(_text(values[name]) for name in TITLES))
+    for name, title in TITLES.items():
+        table.add_row(title, _text(values[name]))
     Console().print(table)
 
 

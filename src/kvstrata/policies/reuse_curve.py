@@ -100,7 +100,9 @@ class ReuseCurves:
         self._num_since += 1
         marks, met = self._marks, []
         for key in list(filter(marks.__contains__, keys)):
-            mark = marks[key]
+            mark = marks.get(key)
+            if mark is None:  # the key came before in this list
+                continue
             mark.num_uses += 1
             if mark.number >= self._first:
                 self._closed.append((mark.number, now_s))

@@ -209,12 +209,20 @@ def _reporting(trace: Trace, on_progress: Progress) -> Iterator[TraceRequest]:
 def _serve_singly(
     manager: OffloadingManager, ctx: ReqContext, keys: list[OffloadKey], storable: list[OffloadKey]
 ) -> tuple[int, int]:
-    """Serve a request chunk by chunk, as if each were a request of its own."""
-    num_hits = manager.lookup(keys, ctx) or 0
+    """Serve a request chunk by chunk, each for itself."""
     num_stored = 0
-    for i, key in enumerate(storable):
-        single = ReqContext(f"{ctx.req_id}.{i}")
-        num_stored += serve(manager, single, [key], [key])[1]
+    manager.on_new_request(ctx)
+    num_hits = manager.lookup(keys, ctx) or 0
+    for key in storable:
+        single = [key]
+        manager.touch(single, ctx)
+        output = manager.prepare_store(single, ctx)
+        if output is not None and output.keys_to_store:
+            num_stored += 1
+            manager.complete_store(single, ctx)
+    manager.on_request_finished(ctx)
+    for _ in manager.take_events():
+        pass
     return num_hits, num_stored
 
 
