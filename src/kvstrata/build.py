@@ -33,7 +33,6 @@ POLICIES: Registry[EvictionPolicy] = Registry(
         "arc": "kvstrata.policies.arc:ArcPolicy",
         "guard": "kvstrata.policies.guard:GuardPolicy",
         "hazard": "kvstrata.policies.hazard:HazardPolicy",
-        "fifo": "kvstrata.policies.fifo:FifoPolicy",
         "hazard-p20": "kvstrata.policies.hazard:LeanHazardPolicy",
     },
     "kvstrata.policies",

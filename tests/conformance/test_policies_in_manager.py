@@ -24,15 +24,5 @@ class TestArcInManager(_PolicyInManager):
     policy = "arc"
 
 
-class TestFifoInManager(_PolicyInManager):
-    policy = "fifo"
-
-
 class TestGuardInManager(_PolicyInManager):
     policy = "guard"
-
-
-class TestHazardInManager(_PolicyInManager):
-    """Hazard refuses what is worth no more than what is there, also in the suite's last check."""
-
-    policy = "hazard"

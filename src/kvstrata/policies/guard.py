@@ -36,7 +36,7 @@ class GuardPolicy(LruPolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._curves = ReuseCurves()
+        self._curves = ReuseCurves(capacity)
         self._idle_min_s = 0.0
 
     @override

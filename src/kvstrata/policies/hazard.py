@@ -61,7 +61,7 @@ class HazardPolicy(EvictionPolicy):
         super().__init__(capacity)
         self._queues = ClassQueues(_NUM_GROUPS * _NUM_KINDS)
         self._counts = UseCounts(capacity, USES_MAX)
-        self._curves = ReuseCurves(_NUM_GROUPS, _NUM_KINDS)
+        self._curves = ReuseCurves(capacity, _NUM_GROUPS, _NUM_KINDS)
         self._value = self._curves.value()
         self._now_s = 0.0
 

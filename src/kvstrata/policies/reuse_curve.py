@@ -19,9 +19,13 @@ _UPPER_S: Final = _LOWER_S[1:]  # of all bins but the last
 _WIDTH_S: Final = np.append(np.diff(_LOWER_S), _LOWER_S[-1])
 _NEVER: Final = np.where(np.triu(np.ones((_NUM_BINS,) * 2)), 0.0, np.inf)  # horizons before the age
 
-_PRIOR: Final = 0.05  # chance of use within a bin before anything is known
+_PRIOR: Final = np.array([0.15] + [0.05] * (_NUM_BINS - 1))
+"""Chance of use within a bin before anything is known: so that what is older is worth less."""
+
 _NUM_BORROWED: Final = 10.0  # samples that a class borrows from its group, a group from the total
 _REQUESTS_PER_UPDATE: Final = 64
+_NUM_SAMPLES_MIN: Final = 512
+_NUM_SAMPLES_MAX: Final = 4096
 _NUM_REMEMBERED: Final = 50_000  # samples after which what was learned counts half
 
 
@@ -64,13 +68,17 @@ class ReuseCurves:
     request is sampled, or every fourth, and so on. So are marks: the oldest are dropped.
     """
 
-    def __init__(
-        self, num_groups: int = 1, num_kinds: int = 1, num_samples_max: int = 4096
-    ) -> None:
-        """Start without knowledge; class `group * num_kinds + kind` is one of so many."""
+    def __init__(self, capacity: int, num_groups: int = 1, num_kinds: int = 1) -> None:
+        """Start without knowledge.
+
+        Args:
+            capacity: Of the tier; side tables are bounded by it.
+            num_groups: Groups of classes.
+            num_kinds: Classes in each; class `group * num_kinds + kind` is one.
+        """
         self._shape = (num_groups, num_kinds, _NUM_BINS)
         self._hit, self._risk, self._num = (np.zeros(num_groups * num_kinds * _NUM_BINS),) * 3
-        self._num_samples_max = num_samples_max
+        self._num_samples_max = min(_NUM_SAMPLES_MAX, max(_NUM_SAMPLES_MIN, capacity))
         self._marks: dict[OffloadKey, Mark] = {}  # oldest first
         self._staged: list[tuple[float, int, float]] = []  # time, class, weight
         self._closed: list[tuple[int, float]] = []  # number of a sample and the time of its use
@@ -202,7 +210,7 @@ class ReuseCurves:
     def _chance(self) -> Floats:
         """Return per class and bin the chance of use within the bin, given none before; below 1."""
         hit, risk, num = (x.reshape(self._shape) for x in (self._hit, self._risk, self._num))
-        chance = np.full(_NUM_BINS, _PRIOR)
+        chance = _PRIOR
         for axes in ((0, 1), (1,), ()):  # the total, the groups, the classes
             h, r, n = (x.sum(axis=axes, keepdims=True) if axes else x for x in (hit, risk, num))
             borrowed = _NUM_BORROWED * np.where(n > 0, r / np.maximum(n, 1e-9), 1.0)

@@ -54,7 +54,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "lru-root": Rule("lru", Order.ROOT_FIRST),
     "tree-lru-full": Rule("lru", partial=Partial.SKIP),
     "arc-tail": Rule("arc"),
-    "fifo": Rule("fifo", Order.ROOT_FIRST),
+    "fifo": Rule("kvstrata.replay.fifo:FifoPolicy", Order.ROOT_FIRST),
 }
 """Names that mean more than a policy; any other name is a policy, all chunks, tail first."""
 

@@ -12,7 +12,7 @@ from kvstrata.core.results import LookupResult
 from kvstrata.testing import FakeClock
 from kvstrata.testing.chunks import chain, numbered_key
 
-POLICIES = ["arc", "fifo", "guard", "hazard", "lru"]
+POLICIES = ["arc", "guard", "hazard", "lru"]
 
 
 class World:

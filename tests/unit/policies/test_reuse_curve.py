@@ -25,27 +25,27 @@ def learn(curves: ReuseCurves, num_requests: int, gap_s: float, class_idx: int =
 
 
 def test_a_chunk_is_worth_holding_until_it_is_usually_used_again() -> None:
-    curves = ReuseCurves()
+    curves = ReuseCurves(4096)
     learn(curves, 3_000, 40.0)
     assert 40.0 < curves.horizon_s() <= 64.0
 
 
 def test_a_chunk_past_its_usual_time_is_worth_less_than_a_new_one() -> None:
-    curves = ReuseCurves()
+    curves = ReuseCurves(4096)
     learn(curves, 3_000, 40.0)
     rates = curves.value().rates[0]
     assert rates[age_bin(100.0)] < rates[age_bin(0.0)] < rates[age_bin(32.0)]
 
 
 def test_chance_of_use_is_learned_from_chunks_that_were_never_used_too() -> None:
-    curves = ReuseCurves()
+    curves = ReuseCurves(4096)
     learn(curves, 3_000, 40.0)
     survival = curves.value().survival[0]
     assert 0.4 < survival[age_bin(64.0)] < 0.6
 
 
 def test_a_class_without_samples_is_judged_as_its_group() -> None:
-    curves = ReuseCurves(num_groups=2, num_kinds=2)
+    curves = ReuseCurves(4096, num_groups=2, num_kinds=2)
     learn(curves, 3_000, 40.0, class_idx=1)
     value = curves.value()
     assert value.survival[0][age_bin(64.0)] < 0.7  # same group as class 1
@@ -53,7 +53,7 @@ def test_a_class_without_samples_is_judged_as_its_group() -> None:
 
 
 def test_side_tables_stay_bounded_over_many_requests() -> None:
-    curves = ReuseCurves(num_samples_max=256)
+    curves = ReuseCurves(16)
     rng = random.Random(1)
     for number in range(20_000):
         now_s = number / 50
@@ -61,20 +61,20 @@ def test_side_tables_stay_bounded_over_many_requests() -> None:
         curves.mark_end(key(number), now_s)
         curves.sample(key(number), 0, 1, now_s)
         curves.update_if_due(now_s)
-        assert curves.num_in_flight <= 256 + 2 * 64
-        assert curves.num_marks <= 2 * 256 + 64
+        assert curves.num_in_flight <= 512 + 2 * 64
+        assert curves.num_marks <= 2 * 512 + 64
     assert curves.horizon_s() > 0
 
 
 def test_repeated_keys_in_one_request_count_once() -> None:
-    curves = ReuseCurves()
+    curves = ReuseCurves(4096)
     curves.note_use([], 0.0)
     curves.sample(key(1), 0, 1, 0.0)
     assert len(curves.note_use([key(1), key(1)], 1.0)) == 1
 
 
 def test_the_end_of_the_turn_before_is_met_on_the_path() -> None:
-    curves = ReuseCurves()
+    curves = ReuseCurves(4096)
     curves.note_use([key(1), key(2)], 5.0)
     curves.mark_end(key(2), 5.0)
     met = curves.note_use([key(1), key(2), key(3)], 9.0)
