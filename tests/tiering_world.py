@@ -1,4 +1,4 @@
-"""A small world for tests of the orchestrator: a tiny primary over tiers that do what they are told.
+"""A small world for tests of the orchestrator: a tiny primary over tiers that do as they are told.
 
 The engine is played with the calls of `kvstrata.testing.manager_calls`, real bytes included.
 """
@@ -34,7 +34,7 @@ class World:
         tier: dict[str, Any] | None = None,
         each: dict[str, dict[str, Any]] | None = None,
         backends: dict[str, FakeBackend] | None = None,
-        **config: Any,
+        **config: Any,  # noqa: ANN401
     ) -> None:
         self.clock = FakeClock()
         self.backends = {name: (backends or {}).get(name) or FakeBackend() for name in tiers}
@@ -71,10 +71,15 @@ class World:
 
     # What the engine does
 
-    def request(self, req_id: str, **hints: Any) -> ReqContext:
+    def request(self, req_id: str, **hints: Any) -> ReqContext:  # noqa: ANN401
         return start(self.manager, req_id, **hints)
 
-    def run(self, req_id: str, keys: Sequence[OffloadKey], **hints: Any) -> None:
+    def run(
+        self,
+        req_id: str,
+        keys: Sequence[OffloadKey],
+        **hints: Any,  # noqa: ANN401
+    ) -> None:
         """Play a request that computes and stores all of these chunks."""
         ctx = self.request(req_id, **hints)
         assert store(self.manager, keys, ctx) == list(keys)

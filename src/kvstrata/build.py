@@ -1,6 +1,6 @@
 """Turn a Config into objects: the only module that knows all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -25,11 +25,17 @@ from kvstrata.tiering.manager import TieringOffloadingManager
 from kvstrata.tiering.tier_handle import TierHandle
 from kvstrata.tiering.waiting import TieringLimits
 
-AUTO_POLICY = "lru"
+AUTO_POLICY = "hazard"
 
 POLICIES: Registry[EvictionPolicy] = Registry(
     EvictionPolicy,  # type: ignore[type-abstract]
-    {"lru": "kvstrata.policies.lru:LruPolicy"},
+    {
+        "lru": "kvstrata.policies.lru:LruPolicy",
+        "arc": "kvstrata.policies.arc:ArcPolicy",
+        "guard": "kvstrata.policies.guard:GuardPolicy",
+        "hazard": "kvstrata.policies.hazard:HazardPolicy",
+        "hazard-p20": "kvstrata.policies.hazard:LeanHazardPolicy",
+    },
     "kvstrata.policies",
 )
 
@@ -55,19 +61,18 @@ def make_policy(name: str, capacity: int, path: str = "primary.policy") -> Evict
     return kind(capacity)
 
 
-def _primary_policy(config: Config, num_chunks: int) -> EvictionPolicy:
-    """Return the configured policy, with priority classes and the tenants' quotas around it."""
-    name = config.primary.policy
-    make_policy(name, num_chunks)  # so that a wrong name is refused now
-    return PartitionedPolicy(
-        num_chunks,
-        lambda capacity: make_policy(name, capacity),
+def _with_classes(config: Config, num_chunks: int) -> Callable[[EvictionPolicy], EvictionPolicy]:
+    """Return what puts priority classes and the tenants' quotas around the primary's policy."""
+    quotas = {
+        tenant: max(1, int(num_chunks * settings.quota))
+        for tenant, settings in config.tenants.items()
+        if settings.quota < 1
+    }
+    return lambda policy: PartitionedPolicy(
+        policy,
+        lambda capacity: make_policy(config.primary.policy, capacity),
         num_priority_max=int(num_chunks * config.primary.priority_share),
-        quotas={
-            tenant: max(1, int(num_chunks * settings.quota))
-            for tenant, settings in config.tenants.items()
-            if settings.quota < 1
-        },
+        quotas=quotas,
     )
 
 
@@ -119,6 +124,7 @@ def build_manager(
     chunk_bytes: int,
     namespace: str | Namespace,
     clock: Clock | None = None,
+    slots: SlotView | None = None,
 ) -> OffloadingManager:
     """Build primary, policy, filter and tiers.
 
@@ -127,6 +133,7 @@ def build_manager(
         chunk_bytes: Payload of one chunk.
         namespace: Names everything that changes the bytes of equal keys.
         clock: Time; the machine's if None.
+        slots: The primary's rows, as many as the settings ask for; host memory if None.
 
     Raises:
         ConfigError: A setting is wrong, or the host has not enough memory. Nothing is left behind.
@@ -134,17 +141,21 @@ def build_manager(
     config = Config.parse(config)
     clock = clock or SystemClock()
     num_chunks = num_primary_chunks(config, chunk_bytes)
-    policy = _primary_policy(config, num_chunks)
+    policy = make_policy(config.primary.policy, num_chunks)
     tenants = TenantResolver(config.tenant_from, config.tenants)
-    advice = HUGE_PAGES if config.primary.huge_pages else ()
-    region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
+    close: Callable[[], None] = _nothing
+    if slots is None:
+        advice = HUGE_PAGES if config.primary.huge_pages else ()
+        region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
+        slots, close = region, region.close
     primary = CPUOffloadingManager(
-        region,
+        slots,
         policy,
         limits=_primary_limits(config, num_chunks),
+        with_classes=_with_classes(config, num_chunks),
         tenants=tenants,
         clock=clock,
-        close_region=region.close,
+        close_region=close,
     )
     manager: OffloadingManager = primary
     if config.tiers:
@@ -157,6 +168,10 @@ def build_manager(
             num_tracked_max=config.filter.num_tracked_max,
         )
     return TenantOffloadingManager(manager, tenants)
+
+
+def _nothing() -> None:
+    """Close rows that are not ours."""
 
 
 def _primary_limits(config: Config, num_chunks: int) -> PrimaryLimits:

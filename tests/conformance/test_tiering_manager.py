@@ -1,4 +1,4 @@
-"""Runs the manager suite on the orchestrator, over tiers that get and give what the suite ignores."""
+"""Runs the manager suite on the orchestrator, over tiers whose chunks the suite never sees."""
 
 from typing import Any
 

@@ -6,7 +6,7 @@ verified too, since it keeps it. Slots that nothing uses are poison.
 """
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from typing import Any
 
 import pytest
@@ -24,10 +24,9 @@ from typing_extensions import override
 from kvstrata.build import build_manager
 from kvstrata.core.delegate import find_manager
 from kvstrata.core.errors import TierUnavailableError
-from kvstrata.core.keys import OffloadKey
+from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.request import ReqContext
 from kvstrata.core.results import JobResult, LookupResult
-from kvstrata.core.keys import JobId
 from kvstrata.testing import EVERY_KEY, FakeBackend, FakeClock, FakeTier, chain, pattern, poison
 from kvstrata.testing.manager_calls import end_step
 from kvstrata.tiering.manager import TieringOffloadingManager
@@ -109,15 +108,21 @@ class TieringMachine(RuleBasedStateMachine):
         threshold=st.sampled_from((1, 1, 1, 2)),
         writes=st.tuples(policies, policies),
         num_queued=st.sampled_from((1, 3, 100)),
+        policy=st.sampled_from(("lru", "auto", "arc")),
     )
     def begin(
-        self, num_slots: int, threshold: int, writes: tuple[str, str], num_queued: int
+        self,
+        num_slots: int,
+        threshold: int,
+        writes: tuple[str, str],
+        num_queued: int,
+        policy: str,
     ) -> None:
         self.clock = FakeClock()
         self.backends = [RudeBackend() for _ in range(self.num_tiers)]
         self.manager = build_manager(
             {
-                "primary": {"num_chunks": num_slots, "policy": "lru"},
+                "primary": {"num_chunks": num_slots, "policy": policy},
                 "filter": {"store_threshold": threshold},
                 "tiers": [
                     {
@@ -287,7 +292,7 @@ class TieringMachine(RuleBasedStateMachine):
         what=st.sampled_from(KEY_MISDEEDS),
         keys=st.one_of(few_keys, st.just(EVERY_KEY)),
     )
-    def misbehave_for(self, tier: int, what: str, keys: Any) -> None:
+    def misbehave_for(self, tier: int, what: str, keys: Container[OffloadKey]) -> None:
         setattr(self.backends[tier % self.num_tiers], what, keys)
 
     @rule(tier=st.integers(0, 1))
@@ -381,6 +386,7 @@ def walk(machine: TieringMachine, seed: int, num_steps: int) -> None:
         rng.choice((1, 1, 1, 2)),
         (rng.choice(writes), rng.choice(writes)),
         rng.choice((1, 3, 100)),
+        rng.choice(("lru", "auto", "arc")),
     )
 
     def number() -> int:

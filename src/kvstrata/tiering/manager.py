@@ -1,6 +1,7 @@
 """`TieringOffloadingManager`: the order of events in a step, over one primary and its tiers."""
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -153,6 +154,12 @@ class TieringOffloadingManager(DelegatingManager):
         return states
 
     @override
+    def media_of(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[str]:
+        view = self._views.get(ctx.req_id)
+        fetched = view.fetched if view is not None else {}
+        return [fetched.get(key, PRIMARY_MEDIUM) for key in keys]
+
+    @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
         self.inner.touch(keys, ctx)
         view = self._views.get(ctx.req_id)
@@ -167,11 +174,8 @@ class TieringOffloadingManager(DelegatingManager):
         if view is not None:
             view.is_loading = True
             view.end_waiting()
-            counts, fetched = view.num_chunks_from, view.fetched
-            counts[PRIMARY_MEDIUM] = counts.get(PRIMARY_MEDIUM, 0) + len(keys)
-            for name in [fetched[key] for key in keys if key in fetched] if fetched else ():
-                counts[PRIMARY_MEDIUM] -= 1
-                counts[name] = counts.get(name, 0) + 1
+            for name, count in Counter(self.media_of(keys, ctx)).items():
+                view.num_chunks_from[name] = view.num_chunks_from.get(name, 0) + count
             self._cascades.note_reused(keys, view)
         return spec
 
@@ -192,11 +196,9 @@ class TieringOffloadingManager(DelegatingManager):
             self._promotions.num_spared = 0
         view = self._views.get(ctx.req_id)
         if view is not None and ctx.hints.store:
-            there = keys
-            if output is not None and output.keys_to_store:
-                new = set(output.keys_to_store)
-                there = [key for key in keys if key not in new]
-            there = self._store.table.present(there) if there else there
+            others = set(output.keys_to_store) if output is not None else set()
+            others.update(self._store.table.absent(keys))
+            there = [key for key in keys if key not in others] if others else keys
             if there:
                 self._cascades.note_offered(there, view)
         return output

@@ -58,10 +58,12 @@ class Promotions:
         """Whether chunks are kept for requests that have not loaded them yet."""
         return bool(self._holders)
 
-    def is_promoting(self, key: OffloadKey) -> bool:
-        """Say whether a promotion of the chunk is reserved or running."""
+    def source_of(self, key: OffloadKey) -> TierHandle | None:
+        """Return the tier that a chunk is being promoted from; None if it is not."""
         run = self._store.table.find(key)
-        return run is not None and isinstance(run.owner, Promotion)
+        if run is None or not isinstance(run.owner, Promotion):
+            return None
+        return run.owner.handle
 
     def reserve(
         self,

@@ -96,8 +96,9 @@ def survey(
             result.add(handle, key)
         elif handle is None:
             result.num_unknown += 1
-        elif promotions.is_promoting(key):
+        elif (source := promotions.source_of(key)) is not None:
             result.num_pending += 1
+            view.fetched[key] = source.name
         elif not store.is_resident(key):
             break
     return result
@@ -113,7 +114,7 @@ def _stretch(
         if run is None:
             if key in view.failed:
                 break
-        elif run.owner is not None and not promotions.is_promoting(key):
+        elif run.owner is not None and promotions.source_of(key) is None:
             break
         stretch.append(key)
     return stretch

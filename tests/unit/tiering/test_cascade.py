@@ -1,9 +1,11 @@
 """What goes down to which tier, when, and what happens if a tier can't take it."""
 
+from typing import Any
+
 import pytest
 
 from kvstrata.testing import EVERY_KEY, FakeBackend, chain
-from kvstrata.testing.manager_calls import begin_store, finish, store
+from kvstrata.testing.manager_calls import begin_store, finish, start, store
 from tests.tiering_world import World
 
 AB, ABCD = chain("ab"), chain("abcd")
@@ -94,9 +96,11 @@ def test_a_chunk_that_one_request_kept_out_of_a_tier_goes_there_when_another_off
 
 
 def test_b15_a_chunk_that_is_being_written_goes_to_the_tier_of_a_second_request_too() -> None:
-    for hints in ({}, {"store_tiers": []}):
+    all_hints: tuple[dict[str, Any], ...] = ({}, {"store_tiers": []})
+    for hints in all_hints:
         world = World()
-        first, second = world.request("first", **hints), world.request("second")
+        first = start(world.manager, "first", **hints)
+        second = world.request("second")
         taken = begin_store(world.manager, AB, first)
         assert begin_store(world.manager, AB, second) == []
         world.step()

@@ -273,7 +273,9 @@ class KeepingTier(FakeTier):
         raise NotImplementedError
 
 
-def test_f08_a_lost_completion_is_listed_and_can_be_failed() -> None:
+def test_f08_a_lost_completion_is_listed_and_can_be_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(max_wait_s=1e6)
     world.put_below("a", AB)
     world.backends["a"].hold = True
@@ -283,7 +285,7 @@ def test_f08_a_lost_completion_is_listed_and_can_be_failed() -> None:
     (job,) = world.stats.jobs
     assert (job.kind, job.tier, job.num_chunks, job.age_s, job.req_id) == ("load", "a", 2, 7.0, "r")
     (handle,) = world.tiering._handles
-    handle.tier.cancel = lambda _job_id: None  # type: ignore[method-assign]
+    monkeypatch.setattr(handle.tier, "cancel", lambda _job_id: None)
     world.tiering.fail_job(job.job_id)
     assert world.lookup(AB, ctx) == 0
     assert not world.manager.has_pending_work()

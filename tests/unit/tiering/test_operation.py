@@ -270,15 +270,17 @@ def test_c07_a_hanging_tier_can_be_detached_and_is_left_alone() -> None:
     assert world.stats["num_evictable"] == 2
 
 
-def test_h02_a_capacity_of_nothing_is_refused_at_the_start() -> None:
-    for config in (
+@pytest.mark.parametrize(
+    "config",
+    [
         {"primary": {"bytes": 100}},
         {"tier": {"num_queued_chunks_max": 0}},
         {"tier": {"type": "memory", "max_bytes": 10}},
-    ):
-        config: dict[str, Any]
-        with pytest.raises(ConfigError):
-            World(**config)
+    ],
+)
+def test_h02_a_capacity_of_nothing_is_refused_at_the_start(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        World(**config)
 
 
 def test_a_wrong_tier_leaves_nothing_behind() -> None:
