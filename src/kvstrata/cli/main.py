@@ -4,16 +4,22 @@ import sys
 
 import typer
 
+from kvstrata.cli.bench_manager import manager
+from kvstrata.cli.check import check
+from kvstrata.cli.replay import replay
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
-    help="Keep LLM KV blocks in host memory, files, object stores and peers; try it and measure it.",
+    help="Keep LLM KV blocks in host memory, files, object stores and peers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+bench.command()(manager)
+app.command()(check)
+app.command()(replay)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ class Run:
         keys: Its chunks in prefix order, at least one while it is tracked. Read only for policies.
         slots: Where they are; `slots[i]` holds `keys[i]`.
         owner: Who is writing the chunks; None when they can be loaded.
-        num_holds: How many copies and protections forbid that it leaves.
+        num_holds: How many copies, in or out, and protections forbid that it leaves.
         parent: The run that continues into this one, where there was one when it was stored.
         num_children: How many tracked runs have this one as parent.
         priority: Eviction class, 0 to 100.
@@ -145,6 +145,7 @@ class RequestTrail:
         pool: Share of the tier that the request's chunks count against; None for the common one.
         runs: The tracked runs that the request used or stored, in prefix order. Kept by the
             caller; up to date in each call.
+        prefix: Its chunks as of its last access, in prefix order, tracked or not.
         last_stored: The run that the request stored last. Kept by the caller.
         state: Whatever the policy wants to remember of the request.
     """
@@ -155,6 +156,7 @@ class RequestTrail:
     key_expires_at_s: Mapping[OffloadKey, float] | None = None
     session: SessionHint | None = None
     pool: str | None = None
+    prefix: Sequence[OffloadKey] = ()
     last_stored: Run | None = None
     state: object = None
 

@@ -54,9 +54,9 @@ class ChunkStore:
         self.num_evicted = 0
         self.num_expired = 0
         self.num_refused = 0
-        self.num_events_dropped = 0
-        self._num_events_max = limits.num_events_max
-        self._events: deque[OffloadingEvent] = deque()
+        self._num_noted = 0
+        self._num_taken = 0
+        self._events: deque[OffloadingEvent] = deque(maxlen=limits.num_events_max)
         self.on_removed: Removed = self.note_removed
         """Called with chunks that just left, their slots already free; may be replaced."""
 
@@ -67,14 +67,14 @@ class ChunkStore:
     def access(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> None:
         """Note that a request uses these chunks, in prefix order, resident or not."""
         runs = self.table.resident_runs(keys)
-        trail.runs = runs
+        trail.runs, trail.prefix = runs, keys
         self.policy.access(trail, keys, runs, self.clock.now_s())
 
     def reserve(self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail) -> Reservation:
         """Get slots for these absent, distinct keys, from the first on as far as admitted."""
         table, now_s = self.table, self.clock.now_s()
         if trail.runs:
-            trail.runs = [run for run in trail.runs if run.keys and not run.is_dropped]
+            trail.runs = _with_heads(trail.runs)
         num_admitted, victims, is_refusal = self.policy.admit(trail, keys, table.num_free, now_s)
         evicted: list[OffloadKey] = []
         for run, count in victims:
@@ -85,26 +85,27 @@ class ChunkStore:
         if num_admitted < len(keys):
             self.num_refused += (len(keys) - num_admitted) if is_refusal else 0
             keys = keys[:num_admitted]
+        parent = trail.runs[-1] if _continues(trail, keys) else None
         slots: list[int] = []
         if trail.key_priority or trail.key_expires_at_s:
-            for stretch in _equal_stretches(keys, trail):
-                slots += self._insert(stretch, owner, trail, now_s)
+            for stretch, priority, expires_at_s in _equal_stretches(keys, trail):
+                run = table.reserve(stretch, owner, trail, parent)
+                run.priority, run.expires_at_s = priority, expires_at_s
+                self._insert(run, trail, now_s)
+                slots += run.slots
+                parent = run
         elif keys:
-            slots = self._insert(keys, owner, trail, now_s)
+            run = table.reserve(keys, owner, trail, parent)
+            self._insert(run, trail, now_s)
+            slots += run.slots
         return keys, slots, evicted, is_refusal
 
-    def _insert(
-        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail, now_s: float
-    ) -> list[int]:
-        run = self.table.reserve(keys, owner, trail.runs[-1] if trail.runs else None)
-        run.priority, run.expires_at_s = _standing(keys[0], trail)
-        run.pool = trail.pool
+    def _insert(self, run: Run, trail: RequestTrail, now_s: float) -> None:
         if run.expires_at_s is not None:
             self.expiry.sweep(2 * len(self.table) + 64)
             self.expiry.add(run)
         self.policy.insert(trail, run, now_s)
         trail.runs.append(run)
-        return list(run.slots)
 
     def written_by(
         self, owner: Hashable, keys: Collection[OffloadKey]
@@ -127,12 +128,9 @@ class ChunkStore:
                     self.policy.remove(run)
         settled = self.table.settle(runs, failed)
         if settled.stored:
-            keys: list[OffloadKey] = []
-            for run in settled.stored:
-                keys += run.keys
-            self.note(OffloadingEvent(EventKind.STORED, keys, PRIMARY_MEDIUM))
+            self.note(OffloadingEvent(EventKind.STORED, settled.stored, PRIMARY_MEDIUM))
             if trail is not None:
-                for run in settled.stored:
+                for run in settled.runs:
                     self._join(run, trail)
         return settled
 
@@ -141,6 +139,8 @@ class ChunkStore:
         head, trail.last_stored = trail.last_stored, run
         if (
             head is not None
+            and head.keys
+            and not head.is_dropped
             and run.parent is head
             and head.num_children == 1
             and not (run.num_children or run.num_holds or head.num_holds)
@@ -152,15 +152,18 @@ class ChunkStore:
             trail.last_stored = head
 
     def hold(self, keys: list[OffloadKey]) -> Held:
-        """Forbid that these distinct resident chunks leave.
+        """Forbid that these resident chunks leave, once for each chunk however often it is named.
 
         Raises:
             ContractError: One of them can't be loaded. Nothing is held.
         """
         runs = self.table.resident_runs(keys)
-        if sum([len(run.keys) for run in runs]) < len(keys):
-            missing = next(key for key in keys if not self.is_resident(key))
-            raise ContractError(f"{missing.hex()} can't be loaded from the primary")
+        if sum([len(run.keys) for run in runs]) != len(keys) or len(set(runs)) < len(runs):
+            missing = [key for key in keys if not self.is_resident(key)]
+            if missing:
+                raise ContractError(f"{missing[0].hex()} can't be loaded from the primary")
+            keys = list(dict.fromkeys(keys))
+            runs = self.table.resident_runs(keys)
         return self.table.hold(runs, keys)
 
     def is_resident(self, key: OffloadKey) -> bool:
@@ -199,9 +202,7 @@ class ChunkStore:
 
     def note(self, event: OffloadingEvent) -> None:
         """Record an event; the oldest makes room when nobody takes them."""
-        if len(self._events) >= self._num_events_max:
-            self._events.popleft()
-            self.num_events_dropped += 1
+        self._num_noted += 1
         self._events.append(event)
 
     @property
@@ -209,10 +210,16 @@ class ChunkStore:
         """Events waiting to be taken."""
         return len(self._events)
 
+    @property
+    def num_events_dropped(self) -> int:
+        """Events that made room for others."""
+        return self._num_noted - self._num_taken - len(self._events)
+
     def take_events(self) -> list[OffloadingEvent]:
         """Return and forget the events, oldest first."""
         events = list(self._events)
         self._events.clear()
+        self._num_taken += len(events)
         return events
 
     def check(self) -> None:
@@ -223,16 +230,46 @@ class ChunkStore:
         assert set(self.policy.runs()) == set(here)
 
 
-def _standing(key: OffloadKey, trail: RequestTrail) -> tuple[int, float | None]:
-    """Return priority and expiry time of a chunk that the request stores."""
-    priority, expires_at_s = trail.priority, trail.expires_at_s
-    if trail.key_priority:
-        priority = trail.key_priority.get(key, priority)
-    if trail.key_expires_at_s:
-        expires_at_s = trail.key_expires_at_s.get(key, expires_at_s)
-    return priority, expires_at_s
+def _with_heads(runs: list[Run]) -> list[Run]:
+    """Return a request's runs without those that left, and with the heads split off them since."""
+    parent: Run | None = None
+    for run in runs:
+        if run.parent is not parent or not run.keys or run.is_dropped:
+            break
+        parent = run
+    else:
+        return runs  # one chain from the root, as nearly always
+    found: dict[Run, None] = {}
+    for last in reversed(runs):
+        parent = last
+        while parent is not None and parent.keys and not parent.is_dropped and parent not in found:
+            found[parent] = None
+            parent = parent.parent
+    return list(reversed(found))
 
 
-def _equal_stretches(keys: list[OffloadKey], trail: RequestTrail) -> list[list[OffloadKey]]:
-    """Cut keys where priority or lifetime changes."""
-    return [list(stretch) for _, stretch in groupby(keys, key=lambda key: _standing(key, trail))]
+def _continues(trail: RequestTrail, keys: list[OffloadKey]) -> bool:
+    """Say whether new chunks come right behind all those of the request that are here.
+
+    Otherwise there is a gap among these, and nobody is known to be the parent of the new ones.
+    """
+    if not trail.runs:
+        return False
+    num_here = sum([len(run.keys) for run in trail.runs])
+    rest = trail.prefix[num_here : num_here + len(keys)]
+    return not rest or rest == keys or list(rest) == keys[: len(rest)]
+
+
+def _equal_stretches(
+    keys: list[OffloadKey], trail: RequestTrail
+) -> list[tuple[list[OffloadKey], int, float | None]]:
+    """Cut keys where priority or lifetime changes; return each stretch with both."""
+    priorities, lifetimes = trail.key_priority or {}, trail.key_expires_at_s or {}
+
+    def standing(key: OffloadKey) -> tuple[int, float | None]:
+        return (
+            priorities.get(key, trail.priority),
+            lifetimes.get(key, trail.expires_at_s),
+        )
+
+    return [(list(stretch), *shared) for shared, stretch in groupby(keys, key=standing)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import Run
+from kvstrata.core.policy import RequestTrail, Run
 
 
 class Held(NamedTuple):
@@ -17,10 +17,10 @@ class Held(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Runs that can be loaded now and their chunks, keys whose copy failed, and chunks in all."""
+    """Runs that can be loaded now, their keys, keys whose copy failed, and chunks in all."""
 
-    stored: list[Run]
-    num_stored: int
+    runs: list[Run]
+    stored: list[OffloadKey]
     failed: list[OffloadKey]
     num_settled: int
 
@@ -95,10 +95,23 @@ class RunTable:
 
     def absent(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
         """Return the distinct keys that have no slot, in order."""
-        run_of, distinct = self._run_of, dict.fromkeys(keys)
-        if run_of.keys().isdisjoint(distinct):
-            return list(distinct)
-        return [key for key in distinct if key not in run_of]
+        run_of = self._run_of
+        if run_of.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
+            return list(keys)
+        return [key for key in dict.fromkeys(keys) if key not in run_of]
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether any dropped run's slots are still in use."""
+        return bool(self._dropped)
+
+    def dropped_writes(self, owner: Hashable) -> set[OffloadKey]:
+        """Return the dropped chunks that the owner is still writing.
+
+        It must not write them again before it has settled them: nobody could tell which of the two
+        copies a completion is about.
+        """
+        return {key for _, run in self._dropped if run.owner is owner for key in run.keys}
 
     def resident_runs(self, keys: Sequence[OffloadKey]) -> list[Run]:
         """Return the runs that hold exactly the resident ones of `keys`, split at the edges."""
@@ -143,16 +156,28 @@ class RunTable:
             self._dropped.append((epoch, head))
             self._dropped.sort(key=lambda item: item[0])
         else:
-            self._run_of.update(dict.fromkeys(head.keys, head))
+            self._enter(head.keys, head)
             self._on_split(head, run)
         return head
 
-    def reserve(self, keys: list[OffloadKey], owner: Hashable, parent: Run | None) -> Run:
-        """Give absent, distinct keys, at least one, free slots, written by `owner` from now on."""
+    def _enter(self, keys: Iterable[OffloadKey], run: Run) -> None:
+        run_of = self._run_of
+        for key in keys:  # twice as fast as update(fromkeys()), which builds a second dictionary
+            run_of[key] = run
+
+    def reserve(
+        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail, parent: Run | None
+    ) -> Run:
+        """Give absent, distinct keys, at least one, free slots, written by `owner` from now on.
+
+        The run has the trail's standing and continues `parent`.
+        """
         free, count = self._free, len(keys)
         run = Run(keys, free[-count:], owner)
         del free[-count:]
-        self._run_of.update(dict.fromkeys(keys, run))
+        run.num_holds = 1  # the copy into it
+        run.priority, run.pool, run.expires_at_s = trail.priority, trail.pool, trail.expires_at_s
+        self._enter(keys, run)
         if parent is not None:
             run.parent = parent
             parent.num_children += 1
@@ -164,7 +189,7 @@ class RunTable:
         assert head is not None
         assert head.num_children == 1
         assert not run.num_children
-        self._run_of.update(dict.fromkeys(run.keys, head))
+        self._enter(run.keys, head)
         head.keys += run.keys
         head.slots += run.slots
         head.num_children = 0
@@ -203,21 +228,23 @@ class RunTable:
         Failed and dropped chunks are forgotten; the caller must tell the policy of the failed runs
         beforehand (`with_any_of`).
         """
-        stored: list[Run] = []
+        resident: list[Run] = []
+        stored: list[OffloadKey] = []
         lost: list[OffloadKey] = []
-        num_settled = num_stored = 0
+        num_settled = 0
         for run in runs:
             num_settled += len(run.keys)
             run.owner = None
+            run.num_holds -= 1
             if run.is_dropped:
                 self._release_dropped(run)
             elif failed and run.keys[0] in failed:
                 lost += run.keys
                 self._forget(run)
             else:
-                stored.append(run)
-                num_stored += len(run.keys)
-        return Settled(stored, num_stored, lost, num_settled)
+                resident.append(run)
+                stored += run.keys
+        return Settled(resident, stored, lost, num_settled)
 
     def split_by(self, runs: Iterable[Run], keys: Collection[OffloadKey]) -> list[Run]:
         """Split runs so that each lies wholly inside or wholly outside of `keys`."""
@@ -236,13 +263,17 @@ class RunTable:
 
     def cut_tail(self, run: Run, count: int) -> list[OffloadKey]:
         """Free the last `count` chunks of a run that nothing holds; return their keys."""
-        keys, run_of = run.keys[-count:], self._run_of
-        self._free += run.slots[-count:]
-        del run.keys[-count:], run.slots[-count:]
+        if count == len(run.keys):
+            keys, slots = run.keys, run.slots
+            run.keys, run.slots = [], []
+            self._leave_parent(run)
+        else:
+            keys, slots = run.keys[-count:], run.slots[-count:]
+            del run.keys[-count:], run.slots[-count:]
+        self._free += slots
+        run_of = self._run_of
         for key in keys:
             del run_of[key]
-        if not run.keys:
-            self._leave_parent(run)
         return keys
 
     def hold(self, runs: list[Run], keys: list[OffloadKey] | None = None) -> Held:
@@ -276,7 +307,7 @@ class RunTable:
                 (
                     run
                     for dropped, run in self._dropped
-                    if dropped >= epoch and run.num_holds and key in run.keys
+                    if dropped >= epoch and run.owner is None and key in run.keys
                 ),
                 None,
             )
@@ -308,7 +339,7 @@ class RunTable:
         for run in runs:
             if run.owner is None:
                 gone += run.keys
-            if run.owner is None and not run.num_holds:
+            if not run.num_holds:
                 self._forget(run)
                 continue
             for key in run.keys:
@@ -345,12 +376,12 @@ class RunTable:
         for run in here:
             assert len(run.keys) == len(run.slots) > 0
             assert all(self._run_of[key] is run for key in run.keys)
-            assert run.num_holds >= 0
+            assert run.num_holds >= (run.owner is not None)
             assert not run.is_dropped
             assert run.num_children == sum(1 for other in here if other.parent is run)
         for run in dropped:
             assert run.is_dropped
-            assert run.owner is not None or run.num_holds > 0
+            assert run.num_holds > 0
 
 
 def _num_common(run_keys: list[OffloadKey], start: int, keys: Sequence[OffloadKey], at: int) -> int:
