@@ -77,6 +77,11 @@ class HookedDisk(RealDisk):
         return super().write(file, buffers) - self.short
 
     @override
+    def set_times(self, file: OpenFile | str, used_at_s: float, expires_at_s: float) -> None:
+        self._note("set_times")
+        super().set_times(file, used_at_s, expires_at_s)
+
+    @override
     def publish(self, file: OpenFile, path: str) -> bool:
         self._note("publish")
         return super().publish(file, path)

@@ -179,7 +179,7 @@ class RealDisk(Disk):
         self.root = root = root.absolute()
         self.uses_direct = direct is not DirectMode.OFF
         self._may_fall_back = direct is DirectMode.AUTO
-        self._uses_unnamed = os.path.isdir("/proc/self/fd")
+        self.uses_unnamed = os.path.isdir("/proc/self/fd")
         self._numbers = count()
         if not root.is_dir():
             root.mkdir(parents=True)
@@ -371,7 +371,7 @@ class RealDisk(Disk):
             os.rmdir(path, dir_fd=self._root_fd)
 
     def _create_unnamed(self, near: str, flags: int) -> OpenFile | None:
-        if not self._uses_unnamed:
+        if not self.uses_unnamed:
             return None
         try:
             flags |= os.O_TMPFILE | os.O_CLOEXEC
@@ -379,7 +379,7 @@ class RealDisk(Disk):
         except OSError as error:
             if error.errno not in _NO_UNNAMED:
                 raise
-        self._uses_unnamed = False
+        self.uses_unnamed = False
         return None
 
     def _create_named(self, flags: int) -> OpenFile:
