@@ -50,17 +50,10 @@ class CPUOffloadingManager(OffloadingManager):
         clock: Clock | None = None,
         close_region: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take a region and a policy of the same capacity.
+        """Take a region, which is used, and a policy of the same capacity, which is owned.
 
-        Args:
-            region: The slots; used, not owned.
-            policy: Order and admission; owned.
-            limits: Bounds of side tables.
-            with_classes: Puts priority classes and pools around the policy; called once, when the
-                first request comes that needs them.
-            tenants: Says who a request belongs to.
-            clock: Time.
-            close_region: Called once, at shutdown.
+        `with_classes` puts priority classes and pools around the policy; it is called once, when
+        the first request comes that needs them. `close_region` is called once, at shutdown.
         """
         clock = clock or SystemClock()
         self._slots = region
@@ -144,6 +137,8 @@ class CPUOffloadingManager(OffloadingManager):
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
         held = self.store.hold(list(keys))
         state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
+        if state.is_idle:
+            state.copying_since_s = self.store.clock.now_s()
         state.loads.append(held)
         slots: list[int] = []
         for run in held.runs:
@@ -215,6 +210,8 @@ class CPUOffloadingManager(OffloadingManager):
             if not is_refusal:
                 counters.no_room += 1
                 return None
+        if state.is_idle:
+            state.copying_since_s = store.clock.now_s()
         state.num_storing += len(stored)
         return PrepareStoreOutput(stored, LoadStoreSpec(slots), evicted)
 
