@@ -8,7 +8,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from kvstrata.tiers.fs.disk import FileStat, FoundFile, OpenFile, RealDisk
+from kvstrata.tiers.fs.disk import FileStat, FoundFile, OpenFile
+from kvstrata.tiers.fs.real_disk import RealDisk
 from kvstrata.tiers.fs.settings import DirectMode
 
 

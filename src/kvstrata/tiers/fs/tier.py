@@ -14,8 +14,9 @@ from kvstrata.core.results import JobResult, LoadJob, LookupResult, StoreJob
 from kvstrata.core.stats import Stats
 from kvstrata.core.tier import DEFAULT_ENV, SecondaryTierManager, TierEnv
 from kvstrata.tiers.fs.copies import Copies
-from kvstrata.tiers.fs.disk import Disk, RealDisk
+from kvstrata.tiers.fs.disk import Disk
 from kvstrata.tiers.fs.probes import Probes
+from kvstrata.tiers.fs.real_disk import RealDisk
 from kvstrata.tiers.fs.settings import OnClose, Sharing, parse_fs_settings, require_max_bytes
 from kvstrata.tiers.fs.store import ChunkStore
 from kvstrata.tiers.fs.upkeep import Upkeep
