@@ -49,8 +49,9 @@ class Probes:
         self._clock = clock
         self._asked: dict[OffloadKey, None] = {}
         self._probing: set[OffloadKey] = set()
-        self._absent: set[OffloadKey] = set()  # found out in this step
-        self._absent_before: set[OffloadKey] = set()  # and in the one before
+        # Keys found absent in this step and in the one before, and which other requests know.
+        self._absent: dict[OffloadKey, set[str]] = {}
+        self._absent_before: dict[OffloadKey, set[str]] = {}
         self._told: dict[str, dict[OffloadKey, float]] = {}  # when, by live request
 
     def start_request(self, ctx: ReqContext) -> None:
@@ -69,12 +70,12 @@ class Probes:
             if now_s - told[key] >= ASK_AGAIN_S and self._ask(key):
                 told[key] = now_s
             return LookupResult.MISS
-        if key in self._absent or key in self._absent_before:
+        known_to = self._absent.get(key, self._absent_before.get(key))
+        if known_to is not None and ctx.req_id not in known_to:
             if told is not None:
                 told[key] = self._clock.now_s()
             else:
-                self._absent.discard(key)
-                self._absent_before.discard(key)
+                known_to.add(ctx.req_id)  # asks again only to learn what is new
             return LookupResult.MISS
         return LookupResult.RETRY if self._ask(key) else LookupResult.MISS
 
@@ -88,7 +89,7 @@ class Probes:
 
     def start(self) -> None:
         """End the step: send off what was asked, forget old answers."""
-        self._absent_before, self._absent = self._absent, set()
+        self._absent_before, self._absent = self._absent, {}
         if not self._asked:
             return
         keys, self._asked = list(self._asked), {}
@@ -98,7 +99,8 @@ class Probes:
     def answer(self, keys: Sequence[OffloadKey]) -> None:
         """Look for keys. Thread: a worker."""
         try:
-            self._absent.update(self._find(keys))
+            for key in self._find(keys):
+                self._absent[key] = set()
         finally:
             self.forget(keys)
 
