@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from kvstrata.cli import bench_fs, fs
 from kvstrata.cli.bench_manager import manager
 from kvstrata.cli.check import check
 from kvstrata.cli.replay import replay
@@ -17,6 +18,8 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.add_typer(fs.app, name="fs")
+bench.command()(bench_fs.fs)
 bench.command()(manager)
 app.command()(check)
 app.command()(replay)
