@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGUFReader, dequantize
 
 from kvstrata.engine.model import KVGroup, LayerWeights, ModelConfig, Weights
 from kvstrata.engine.rows import Array
@@ -28,21 +29,18 @@ class GgufFile:
     """A GGUF file, mapped into memory; tensors become float32 when asked for."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header. Needs the package `gguf`."""
-        from gguf import GGUFReader, dequantize  # noqa: PLC0415: optional, and slow to import
-
+        """Read the header."""
         self._reader = GGUFReader(path)
-        self._dequantize = dequantize
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
 
-    def field(self, name: str) -> Any:  # noqa: ANN401: what the file holds
+    def field(self, name: str) -> Any:  # noqa: ANN401
         """Return a metadata value: number, text or list."""
         return self._reader.fields[name].contents()
 
     def tensor(self, name: str) -> Array:
         """Return a tensor as float32, (outputs, inputs)."""
         tensor = self._tensors[name]
-        array: Array = self._dequantize(tensor.data, tensor.tensor_type)
+        array: Array = dequantize(tensor.data, tensor.tensor_type)
         return array.astype(np.float32, copy=False)
 
     def matrix(self, *names: str) -> Array:

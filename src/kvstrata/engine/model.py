@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 from kvstrata.engine.rows import Array, matmul
 
-ATTENTION_TILE_TOKENS = 64
+ATTENTION_TILE_TOKENS = 128
 NULL_BLOCK = 0
 """Stands in a block table where a sliding window has passed; it is never read nor written."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that share a block table. `window`: tokens a query sees, itself included; None: all."""
+    """Layers that share a block table. `window`: tokens a row sees, its own included; None: all."""
 
     layers: tuple[int, ...]
     tokens_per_block: int
@@ -162,11 +162,10 @@ class Transformer:
 
     def _rotation(self, positions: NDArray[np.int64]) -> NDArray[np.complex64]:
         angles = positions[:, None] * self._frequencies
-        return np.exp(1j * angles).astype(np.complex64)[:, None]
+        rotation: NDArray[np.complex64] = np.exp(1j * angles).astype(np.complex64)[:, None]
+        return rotation
 
-    def _split(
-        self, qkv: Array, rotation: NDArray[np.complex64]
-    ) -> tuple[Array, Array, Array]:
+    def _split(self, qkv: Array, rotation: NDArray[np.complex64]) -> tuple[Array, Array, Array]:
         """Cut rows into heads of queries, keys and values, and rotate the first two."""
         config = self.config
         heads = qkv.reshape(len(qkv), -1, config.head_dim)
@@ -189,7 +188,9 @@ class Transformer:
             rows = slice(row, row + len(segment.tokens))
             window = self.config.groups[group].window
             first = 0 if window is None else max(0, segment.start - window + 1)
-            keys, values = gather(kv.blocks[group][:, index], segment.tables[group], first, segment.end)
+            keys, values = gather(
+                kv.blocks[group][:, index], segment.tables[group], first, segment.end
+            )
             first -= first % ATTENTION_TILE_TOKENS
             out[rows] = attention(q[rows], keys, values, segment.start - first, window)
             row = rows.stop
@@ -199,7 +200,8 @@ class Transformer:
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Scale each row to unit mean square, then by `weight`."""
     mean_square = np.sum(x * x, axis=-1, keepdims=True) / np.float32(x.shape[-1])
-    return x / np.sqrt(mean_square + np.float32(eps)) * weight
+    scaled: Array = x / np.sqrt(mean_square + np.float32(eps)) * weight
+    return scaled
 
 
 def _places(
@@ -241,7 +243,8 @@ def attention(q: Array, keys: Array, values: Array, start: int, window: int | No
 
     Args:
         q: Shape (rows, heads, channels).
-        keys: Shape (tokens, KV heads, channels), whole tiles; likewise `values`.
+        keys: Shape (tokens, KV heads, channels), whole tiles.
+        values: As `keys`.
         start: Position of the first row.
         window: How many positions a row sees, its own included; None: all up to its own.
     """

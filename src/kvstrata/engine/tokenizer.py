@@ -1,10 +1,10 @@
 """Rebuild the byte-level BPE tokenizer of a GGUF file, with the model's chat format."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kvstrata.engine.gguf_model import GgufFile
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from kvstrata.engine.gguf_model import GgufFile
 
 CONTROL_TOKEN = 3  # token type in GGUF
 SYSTEM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -13,16 +13,12 @@ SYSTEM_PROMPT = "You are a helpful AI assistant named SmolLM, trained by Hugging
 class ChatTokenizer:
     """Text to token ids and back, and conversations to prompts."""
 
-    def __init__(self, file: "GgufFile") -> None:
-        """Read tokens and merges. Needs the package `tokenizers`."""
-        from tokenizers import (  # noqa: PLC0415: optional
-            AddedToken,
-            Tokenizer,
-            decoders,
-            models,
-            pre_tokenizers,
-        )
+    def __init__(self, file: GgufFile) -> None:
+        """Read tokens and merges.
 
+        Raises:
+            ValueError: The text is to be split in a way that is not known here.
+        """
         if file.field("tokenizer.ggml.pre") != "smollm":
             raise ValueError("only the pre-tokenizer of SmolLM is known")
         tokens = file.field("tokenizer.ggml.tokens")
