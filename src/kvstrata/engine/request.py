@@ -37,12 +37,13 @@ GREEDY = Sampling()
 
 
 @dataclass(slots=True)
-class TokenSources:
-    """Where the KV of a request's prompt came from when it last started, in tokens."""
+class TokenCounts:
+    """Where a request's KV came from, over all its starts; a preemption makes it start again."""
 
-    engine_cache: int = 0
+    engine: int = 0  # found in the engine's own blocks
     loaded: int = 0
     computed: int = 0
+    preemptions: int = 0
 
 
 class Request:
@@ -73,11 +74,10 @@ class Request:
         self.num_computed_tokens = 0
         self.tables: list[list[int]] = []
         self.num_published: list[int] = []
-        self.num_preemptions = 0
-        self.num_loaded_tokens = 0  # over all loads, for whoever counts
-        self.sources = TokenSources()
+        self.counts = TokenCounts()
         self.arrival_s = time.monotonic()
         self.first_token_s: float | None = None
+        self.finished_s: float | None = None
         self._tokens_per_hash = tokens_per_hash
         self._extras = extras
         self._hashes: list[bytes] = []

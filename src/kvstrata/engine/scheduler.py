@@ -1,5 +1,6 @@
 """Which tokens run in the next step: continuous batching, chunked prefill, preemption."""
 
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvstrata.connector.messages import LoadOutcome, Match
 from kvstrata.engine.block_table import BlockTables
 from kvstrata.engine.model import Segment
-from kvstrata.engine.request import Request, Status, TokenSources
+from kvstrata.engine.request import Request, Status
 
 if TYPE_CHECKING:
     from kvstrata.connector.scheduler import OffloadingConnectorScheduler
@@ -135,6 +136,7 @@ class Scheduler:
         over = []
         for request, count in plan.runs.values():
             request.num_computed_tokens += count
+            request.counts.computed += count
             self._tables.publish(request)
             if request.req_id in next_tokens:
                 request.tokens.append(next_tokens[request.req_id])
@@ -150,10 +152,8 @@ class Scheduler:
         if request.status is Status.ABORTED:
             self._tables.release(request)
             return
+        request.counts.loaded += outcome.num_computed_tokens - request.num_computed_tokens
         request.num_computed_tokens = outcome.num_computed_tokens
-        request.sources.loaded -= outcome.num_failed_tokens
-        request.sources.computed += outcome.num_failed_tokens
-        request.num_loaded_tokens += request.sources.loaded
         if outcome.num_failed_tokens and not self._tables.truncate(
             request, outcome.num_computed_tokens
         ):
@@ -170,7 +170,7 @@ class Scheduler:
             if victim is request:
                 return False  # what loads or what runs before it gives blocks back some time
             self._running.pop()
-            victim.num_preemptions += 1
+            victim.counts.preemptions += 1
             plan.preempted_req_ids.append(victim.req_id)
             self._restart(victim)
         return True
@@ -197,9 +197,7 @@ class Scheduler:
             if self._connector:  # connector call 3
                 self._connector.update_state_after_alloc(request, request.tables, found.num_tokens)
             request.num_computed_tokens = num_local
-            request.sources = TokenSources(
-                num_local, found.num_tokens, request.num_tokens - num_known
-            )
+            request.counts.engine += num_local
             if found.is_async:
                 request.status = Status.LOADING
                 self._loading[request.req_id] = request
@@ -225,6 +223,7 @@ class Scheduler:
 
     def _end(self, request: Request, status: Status, *, frees: bool = True) -> None:
         request.status = status
+        request.finished_s = time.monotonic()
         self._started.discard(request.req_id)
         if self._connector:  # connector call 9
             num_groups = len(self._tables.pools)

@@ -52,7 +52,7 @@ def test_tokens_are_the_same_alone_together_and_under_preemption(temperature: fl
     ]
     tight = make_engine(TIGHT, num_step_tokens_max=16)
     requests = run_all(tight, prompts, sampling)
-    assert sum(r.num_preemptions for r in requests) > 0
+    assert sum(r.counts.preemptions for r in requests) > 0
     assert [r.output for r in requests] == alone
     assert [r.output for r in run_all(make_engine(), prompts, sampling)] == alone
     assert_nothing_is_held(tight, TIGHT)
@@ -62,7 +62,7 @@ def test_a_returning_prompt_is_served_from_the_engines_blocks() -> None:
     engine = make_engine()
     first = run_all(engine, [make_prompt(41)])[0]
     second = run_all(engine, [make_prompt(41)])[0]
-    assert (second.sources.engine_cache, second.sources.computed) == (40, 1)
+    assert (second.counts.engine, second.counts.computed) == (40, 12)
     assert second.output == first.output
 
 

@@ -71,11 +71,12 @@ def dense_logits(config: ModelConfig, weights: Weights, tokens: list[int]) -> De
 def run_in_pieces(
     tokens: list[int], cuts: list[int], kv: PagedKV, tables: list[list[int]]
 ) -> Array:
-    logits = None
-    for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-        logits = MODEL.forward([Segment(tokens[start:end], start, tables)], kv)[0]
-    assert logits is not None
-    return logits
+    pieces = zip([0, *cuts], [*cuts, len(tokens)], strict=True)
+    logits = [
+        MODEL.forward([Segment(tokens[start:end], start, tables)], kv) for start, end in pieces
+    ]
+    last: Array = np.concatenate(logits)[-1]
+    return last
 
 
 @pytest.mark.parametrize("count", [1, 7, 140])
