@@ -7,8 +7,9 @@ rank beside the tensors. To set up:
     config = SchedulerOffloadConfig(groups=(KVGroup(tokens_per_block=16),), tokens_per_hash=16)
     manager = build_manager(..., chunk_bytes=config.chunk_bytes([block_bytes]), namespace=...)
     scheduler = OffloadingConnectorScheduler(manager, config)
-    worker = OffloadingConnectorWorker(manager.slots, config, rank=0)
-    worker.register_kv_caches([[layer_0, layer_1]], [TensorLayout(num_blocks, block_axis=0)])
+    layouts = [TensorLayout(num_blocks, block_axis=0)]
+    copier = make_copier(manager.slots, config, 0, [[layer_0, layer_1]], layouts)
+    worker = OffloadingConnectorWorker(config, 0, copier)
 
 An engine then makes these calls, in this order.
 
@@ -65,3 +66,42 @@ every rank, then `scheduler.shutdown()`, which shuts the manager down too.
 A block handed out by the engine in any way goes through 3 or `StepOutput.new_block_ids`: the fence
 has no other source.
 """
+
+from kvstrata.connector.config import GroupKind, KVGroup, SchedulerOffloadConfig
+from kvstrata.connector.copier import Copier, HostCopier, make_copier
+from kvstrata.connector.layout import TensorLayout
+from kvstrata.connector.messages import (
+    BlockCopies,
+    CopyJob,
+    CopyResult,
+    LoadOutcome,
+    Match,
+    StepMessage,
+    WorkerOutput,
+)
+from kvstrata.connector.protocols import EngineRequest, StepOutput
+from kvstrata.connector.records import RequestRecord
+from kvstrata.connector.scheduler import OffloadingConnectorScheduler
+from kvstrata.connector.worker import OffloadingConnectorWorker
+
+__all__ = [
+    "BlockCopies",
+    "Copier",
+    "CopyJob",
+    "CopyResult",
+    "EngineRequest",
+    "GroupKind",
+    "HostCopier",
+    "KVGroup",
+    "LoadOutcome",
+    "Match",
+    "OffloadingConnectorScheduler",
+    "OffloadingConnectorWorker",
+    "RequestRecord",
+    "SchedulerOffloadConfig",
+    "StepMessage",
+    "StepOutput",
+    "TensorLayout",
+    "WorkerOutput",
+    "make_copier",
+]

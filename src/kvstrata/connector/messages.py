@@ -12,7 +12,8 @@ class BlockCopies:
     """Blocks of one KV group and their places in slots; all three sequences are equally long.
 
     Engine block `block_ids[i]` belongs at place `parts[i]` (0 to blocks_per_chunk - 1) of slot
-    `slots[i]`. Places that are not named are left alone.
+    `slots[i]`; the places of a slot follow one another. A negative slot stands for a chunk that is
+    gone: it fails. A store fills the places of its slots that are not named with zeros.
     """
 
     group_idx: int

@@ -62,7 +62,10 @@ class StepOutput(Protocol):
 
     @property
     def preempted_req_ids(self) -> Collection[str]:
-        """Requests whose blocks were taken away while this step was scheduled."""
+        """Requests whose blocks were taken away while this step was scheduled.
+
+        In the step that preempts it, a request is not asked about or given blocks again.
+        """
         ...
 
     @property

@@ -8,10 +8,10 @@ from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_DEFAULT, SessionHint
 
 Evictable = Callable[[Sequence[OffloadKey]], Sequence[OffloadKey]]
-"""Says which of these resident chunks may leave now, in the order given.
+"""Says which of these tracked chunks may leave now, in the order given.
 
-It leaves out what is not resident, is being copied, or is protected. One call for many keys: ask in
-batches, and ask again in the next call, since the answer holds for this one only.
+It leaves out what is being copied or is protected. One call for many keys: ask in batches, and ask
+again in the next call, since the answer holds for this one only.
 """
 
 
@@ -32,7 +32,7 @@ class RequestTrail:
     """What one request has accessed so far, in prefix order; one object per request.
 
     The caller makes it when the request starts and passes it with every access of that request.
-    `keys` and `state` are the policy's own, the rest is the caller's.
+    `keys`, `live` and `state` are the policy's own, the rest is the caller's.
 
     Attributes:
         priority: Eviction class, 0 to 100: chunks of a lower class leave first.
@@ -40,11 +40,12 @@ class RequestTrail:
             The caller may add to it.
         session: What the client knows of the session: more turns will come, or it is over.
         pool: Share of the tier that the request's chunks count against; None for the common one.
-        keys: The request's chunks from the root on, as far as the policy knows them.
+        keys: The request's chunks from the root on, where the policy wants to remember them.
+        live: Those of them that are tracked, where the policy wants to know, in prefix order.
         state: Whatever else the policy wants to remember of the request.
     """
 
-    __slots__ = ("key_priority", "keys", "pool", "priority", "session", "state")
+    __slots__ = ("key_priority", "keys", "live", "pool", "priority", "session", "state")
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class RequestTrail:
         self.key_priority = key_priority
         self.pool = pool
         self.keys: list[OffloadKey] = []
+        self.live: dict[OffloadKey, None] = {}
         self.state: object = None
 
 

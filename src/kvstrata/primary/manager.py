@@ -156,11 +156,10 @@ class CPUOffloadingManager(OffloadingManager):
         distinct = dict.fromkeys(keys)
         if not distinct.keys() <= loading.keys():
             distinct = self._without_unknown(distinct, loading, state, "loading")
-        slots = (
-            [self._end_load(state, key) for key in distinct]
-            if state.reloads
-            else [loading.pop(key) for key in distinct]
-        )
+        if state.reloads:
+            slots = [self._end_load(state, key) for key in distinct]
+        else:
+            slots = [loading.pop(key) for key in distinct]
         self.store.table.unpin(slots)
         num_failed = len(distinct.keys() & failed) if failed else 0
         self._counters.failed_load_chunks += num_failed

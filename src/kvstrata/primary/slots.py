@@ -90,17 +90,19 @@ class SlotTable:
 
     def absent(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
         """Return the distinct keys that have no slot, in order."""
-        slot_of = self._slot_of
-        return [key for key in dict.fromkeys(keys) if key not in slot_of]
+        slot_of, distinct = self._slot_of, dict.fromkeys(keys)
+        if slot_of.keys().isdisjoint(distinct):
+            return list(distinct)
+        return [key for key in distinct if key not in slot_of]
 
     def evictable(self, keys: Sequence[OffloadKey]) -> Sequence[OffloadKey]:
-        """Return those that are resident and not pinned, in order."""
+        """Return those of these keys, all of which have slots, that no copy uses, in order."""
         slot_of, owner_of, pins = self._slot_of, self._owner_of, self._pins
         if owner_of:
             keys = [key for key in keys if key not in owner_of]
         if pins:
-            return [key for key in keys if slot_of.get(key, -1) not in pins and key in slot_of]
-        return [key for key in keys if key in slot_of]
+            keys = [key for key in keys if slot_of[key] not in pins]
+        return keys
 
     def reserve(self, keys: Sequence[OffloadKey], owner: Hashable) -> list[int]:
         """Give each key a free slot, being written by `owner` from now on.
@@ -126,25 +128,24 @@ class SlotTable:
             ContractError: The owner does not write one of the keys. Nothing changed.
         """
         owner_of = self._owner_of
-        distinct = list(dict.fromkeys(keys))
-        if self._orphans:
-            orphaned = [key for key in distinct if (owner, key) in self._orphans]
-            distinct = [key for key in distinct if (owner, key) not in self._orphans]
-        else:
-            orphaned = []
-        for key in distinct:
-            if owner_of.get(key) is not owner:
-                raise ContractError(f"{key.hex()} is not being written by {owner!r}")
-        for key in orphaned:
-            self._free.append(self._orphans.pop((owner, key)))
-        for key in distinct:
-            del owner_of[key]
-        if not failed:
-            return Settled(distinct, [], len(orphaned))
-        lost = [key for key in distinct if key in failed]
-        self._free.extend(map(self._slot_of.pop, lost))
-        stored = [key for key in distinct if key not in failed]
-        return Settled(stored, lost, len(orphaned))
+        owners = [owner_of.pop(key, None) for key in keys]
+        stored, num_dropped = list(keys), 0
+        if owners.count(owner) < len(owners):  # something is dropped, repeated or wrong
+            found = {key: was for key, was in zip(keys, owners, strict=True) if was is not None}
+            known = [k for k in dict.fromkeys(keys) if found.get(k) is owner]
+            orphans = [k for k in dict.fromkeys(keys) if (owner, k) in self._orphans]
+            unknown = set(keys).difference(known, orphans)
+            if unknown:
+                owner_of.update(found)
+                raise ContractError(f"{owner!r} is not writing {min(unknown).hex()}")
+            self._free.extend(self._orphans.pop((owner, key)) for key in orphans)
+            stored, num_dropped = known, len(orphans)
+        lost: list[OffloadKey] = []
+        if failed:
+            lost = [key for key in stored if key in failed]
+            stored = [key for key in stored if key not in failed]
+            self._free.extend(map(self._slot_of.pop, lost))
+        return Settled(stored, lost, num_dropped)
 
     def written_by(self, owner: Hashable, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
         """Return the distinct keys that the owner writes, dropped ones included, in order."""
@@ -186,7 +187,7 @@ class SlotTable:
             ContractError: One of them is not resident.
         """
         try:
-            slots = [self._slot_of[key] for key in keys]
+            slots = list(map(self._slot_of.__getitem__, keys))
         except KeyError as error:
             raise ContractError(f"{error.args[0].hex()} is not in the primary") from None
         if self._owner_of and not self._owner_of.keys().isdisjoint(keys):
@@ -194,9 +195,12 @@ class SlotTable:
             raise ContractError(f"{writing.hex()} is still being written")
         return slots
 
-    def pin(self, slots: Iterable[int]) -> None:
-        """Forbid eviction of these slots, one time more each."""
+    def pin(self, slots: Collection[int]) -> None:
+        """Forbid eviction of these distinct slots, one time more each."""
         pins = self._pins
+        if pins.keys().isdisjoint(slots):
+            pins.update(dict.fromkeys(slots, 1))
+            return
         for slot in slots:
             pins[slot] = pins.get(slot, 0) + 1
 
