@@ -7,9 +7,14 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvstrata.connector.config import GroupKind, KVGroup, SchedulerOffloadConfig
+from kvstrata.connector.copier import make_copier
+from kvstrata.connector.layout import TensorLayout
+from kvstrata.connector.scheduler import OffloadingConnectorScheduler
+from kvstrata.connector.transfers import Transfers
+from kvstrata.connector.worker import OffloadingConnectorWorker
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.namespace import NO_EXTRAS, HashExtras, Namespace
 from kvstrata.engine.block_table import BlockTables, tokens_per_hash
@@ -17,10 +22,6 @@ from kvstrata.engine.model import NULL_BLOCK, ModelConfig, PagedKV, Transformer
 from kvstrata.engine.request import GREEDY, Request, Sampling
 from kvstrata.engine.sampling import sample
 from kvstrata.engine.scheduler import DEFAULT_LIMITS, Scheduler, SchedulerLimits, StepPlan
-
-if TYPE_CHECKING:
-    from kvstrata.connector.scheduler import OffloadingConnectorScheduler
-    from kvstrata.connector.worker import OffloadingConnectorWorker
 
 IDLE_WAIT_S = 0.05
 
@@ -92,7 +93,12 @@ class Engine:
     """Serves requests with a model, its own KV blocks and, where there is a manager, offloading."""
 
     def __init__(
-        self, model: Transformer, config: EngineConfig, manager: OffloadingManager | None = None
+        self,
+        model: Transformer,
+        config: EngineConfig,
+        manager: OffloadingManager | None = None,
+        *,
+        transfers: Transfers | None = None,
     ) -> None:
         """Allocate blocks and connect to the manager, which the engine owns from now on.
 
@@ -100,6 +106,7 @@ class Engine:
             model: The model.
             config: Sizes.
             manager: Made with this config's `chunk_bytes` and `namespace`. None: no offloading.
+            transfers: What runs the copies; None: a thread.
         """
         self._model = model
         self.kv = PagedKV(model.config, config.num_blocks)
@@ -108,7 +115,7 @@ class Engine:
         self.worker: OffloadingConnectorWorker | None = None
         if manager is not None:
             offload = config.offload_config(model.config)
-            self.connector, self.worker = _connect(manager, offload, self.kv)
+            self.connector, self.worker = _connect(manager, offload, self.kv, transfers)
         self.tables = BlockTables(model.config.groups, config.num_blocks)
         self._scheduler = Scheduler(self.tables, config.limits, self.connector)
         self._requests: dict[str, Request] = {}
@@ -206,17 +213,18 @@ class Engine:
 
 
 def _connect(
-    manager: OffloadingManager, config: SchedulerOffloadConfig, kv: PagedKV
-) -> "tuple[OffloadingConnectorScheduler, OffloadingConnectorWorker]":
+    manager: OffloadingManager,
+    config: SchedulerOffloadConfig,
+    kv: PagedKV,
+    transfers: Transfers | None,
+) -> tuple[OffloadingConnectorScheduler, OffloadingConnectorWorker]:
     """Make both halves of the connector; in one process here, joined by messages all the same."""
-    from kvstrata.connector.layout import TensorLayout
-    from kvstrata.connector.scheduler import OffloadingConnectorScheduler
-    from kvstrata.connector.worker import OffloadingConnectorWorker
-
-    scheduler = OffloadingConnectorScheduler(manager, config)
-    worker = OffloadingConnectorWorker(manager.slots, config, rank=0)
-    worker.register_kv_caches(
-        [[blocks] for blocks in kv.blocks],  # all layers of a group are one tensor here
-        [TensorLayout(len(blocks), block_axis=0) for blocks in kv.blocks],
+    copier = make_copier(
+        manager.slots,
+        config,
+        rank=0,
+        tensors=[[blocks] for blocks in kv.blocks],  # all layers of a group are one tensor here
+        layouts=[TensorLayout(len(blocks), block_axis=0) for blocks in kv.blocks],
     )
-    return scheduler, worker
+    worker = OffloadingConnectorWorker(config, 0, copier, transfers=transfers)
+    return OffloadingConnectorScheduler(manager, config), worker

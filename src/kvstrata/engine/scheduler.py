@@ -4,15 +4,12 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from kvstrata.connector.messages import LoadOutcome, Match
+from kvstrata.connector.scheduler import OffloadingConnectorScheduler
 from kvstrata.engine.block_table import BlockTables
 from kvstrata.engine.model import Segment
 from kvstrata.engine.request import Request, Status
-
-if TYPE_CHECKING:
-    from kvstrata.connector.scheduler import OffloadingConnectorScheduler
 
 NOTHING = Match(0, is_async=False)
 
@@ -75,7 +72,7 @@ class Scheduler:
         self,
         tables: BlockTables,
         limits: SchedulerLimits,
-        connector: "OffloadingConnectorScheduler | None",
+        connector: OffloadingConnectorScheduler | None,
     ) -> None:
         """Schedule over these blocks. Without a connector nothing is offloaded."""
         self._tables = tables
