@@ -23,7 +23,7 @@ PHASES = {
 def demo(
     *,
     conversations: Annotated[int, typer.Option(min=1, max=9, help="Conversations.")] = 4,
-    tokens: Annotated[int, typer.Option(min=64, max=1900, help="Tokens a document.")] = 1500,
+    tokens: Annotated[int, typer.Option(min=64, max=1900, help="Tokens a document.")] = 1280,
     turns: Annotated[int, typer.Option(min=2, help="Turns in the first process.")] = 3,
     root: Annotated[Path | None, typer.Option(help="Directory of the fs tier.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where chart and page go.")] = None,
@@ -44,7 +44,7 @@ def demo(
             num_document_tokens=tokens,
             num_turns=turns,
             num_late_turns=1,
-            num_answer_tokens=12,
+            num_answer_tokens=8,
             share_of_engine=0.4,
             root=root,
         )

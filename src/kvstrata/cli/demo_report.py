@@ -123,7 +123,7 @@ def make_html(result: DemoResult, chart: bytes | None) -> str:
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>kvstrata demo</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto }}
 img {{ max-width: 100% }}
 td, th {{ padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #ddd }}
 td:first-child {{ text-align: left }}

@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -15,6 +16,7 @@ from kvstrata.engine.model import KVGroup, Transformer
 from kvstrata.engine.tiny import tiny_config, tiny_weights
 
 TOKENS_PER_BLOCK = 16
+NUM_THREADS_MAX = 8
 TINY_GROUPS = (KVGroup((0, 1), TOKENS_PER_BLOCK),)
 
 
@@ -93,6 +95,7 @@ def load_model() -> DemoModel:
             load_config,
             load_weights,
         )
+        from kvstrata.engine.parallel import StepThreads  # noqa: PLC0415
         from kvstrata.engine.tokenizer import ChatTokenizer  # noqa: PLC0415
     except ImportError:
         return tiny_model()
@@ -103,7 +106,8 @@ def load_model() -> DemoModel:
     config = load_config(file, tokens_per_block=TOKENS_PER_BLOCK)
     with path.open("rb") as stream:
         revision = hashlib.file_digest(stream, "sha256").hexdigest()
-    transformer = Transformer(config, load_weights(file, config))
+    threads = StepThreads(min(NUM_THREADS_MAX, len(os.sched_getaffinity(0))))
+    transformer = Transformer(config, load_weights(file, config), threads)
     return DemoModel(transformer, ChatTokenizer(file), revision)
 
 

@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvstrata.engine.attention import attention, gather, tile_start
 from kvstrata.engine.rows import Array, matmul
 
-ATTENTION_TILE_TOKENS = 128
+if TYPE_CHECKING:
+    from kvstrata.engine.parallel import Meeting, StepThreads
+
+PART_TOKENS_MIN = 16
 NULL_BLOCK = 0
 """Stands in a block table where a sliding window has passed; it is never read nor written."""
 
@@ -121,9 +127,12 @@ class PagedKV:
 class Transformer:
     """The model: computes segments, writing their KV into blocks and reading what is before."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        """Take shapes and weights; neither is changed."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, threads: "StepThreads | None" = None
+    ) -> None:
+        """Take shapes and weights; neither is changed. Without threads the caller's one is used."""
         self.config = config
+        self._threads = threads
         self.weights = weights
         self._place = {
             layer: (index, group.layers.index(layer))
@@ -140,12 +149,23 @@ class Transformer:
             Shape (segments, vocabulary). A row depends on its request's tokens alone, not on how
             they were cut into segments, nor on the other segments.
         """
+        if self._threads is None:
+            x = self._run(segments, None, kv=kv)
+        else:
+            parts = cut_into_parts(segments, self._threads.num_threads)
+            x = np.concatenate(self._threads.run(parts, partial(self._run, kv=kv)))
+        last = np.cumsum([len(s.tokens) for s in segments]) - 1
+        normed = rms_norm(x[last], self.weights.final_norm, self.config.norm_eps)
+        return matmul(normed, self.weights.head)
+
+    def _run(self, segments: Sequence[Segment], meeting: "Meeting | None", *, kv: PagedKV) -> Array:
+        """Compute all layers for segments whose tokens before are being computed elsewhere."""
         config, weights = self.config, self.weights
         positions = np.concatenate([np.arange(s.start, s.end) for s in segments])
         tokens = np.concatenate([np.asarray(s.tokens, dtype=np.int64) for s in segments])
         rotation = self._rotation(positions)
         places = [_places(segments, i, g.tokens_per_block) for i, g in enumerate(config.groups)]
-        x = weights.embedding[tokens]
+        x: Array = weights.embedding[tokens]
         for layer, w in enumerate(weights.layers):
             group, index = self._place[layer]
             qkv = matmul(rms_norm(x, w.attention_norm, config.norm_eps), w.qkv)
@@ -153,12 +173,13 @@ class Transformer:
             blocks, offsets = places[group]
             kv.blocks[group][blocks, index, 0, offsets] = k
             kv.blocks[group][blocks, index, 1, offsets] = v
+            if meeting is not None:
+                meeting.wait()  # this layer's keys and values are there, of all parts
             x = x + matmul(self._attend(segments, q, kv, group, index), w.output)
             gate_up = matmul(rms_norm(x, w.ffn_norm, config.norm_eps), w.gate_up)
             gate, up = np.split(gate_up, 2, axis=1)
             x = x + matmul(gate / (1 + np.exp(-gate)) * up, w.down)
-        last = np.cumsum([len(s.tokens) for s in segments]) - 1
-        return matmul(rms_norm(x[last], weights.final_norm, config.norm_eps), weights.head)
+        return x
 
     def _rotation(self, positions: NDArray[np.int64]) -> NDArray[np.complex64]:
         angles = positions[:, None] * self._frequencies
@@ -191,10 +212,29 @@ class Transformer:
             keys, values = gather(
                 kv.blocks[group][:, index], segment.tables[group], first, segment.end
             )
-            first -= first % ATTENTION_TILE_TOKENS
-            out[rows] = attention(q[rows], keys, values, segment.start - first, window)
+            start = segment.start - tile_start(first)
+            out[rows] = attention(q[rows], keys, values, start, window)
             row = rows.stop
         return out.reshape(len(q), -1)
+
+
+def cut_into_parts(segments: Sequence[Segment], num_parts: int) -> list[Sequence[Segment]]:
+    """Cut segments into at most `num_parts` lists of about equally many tokens, in order."""
+    num_tokens = sum(len(segment.tokens) for segment in segments)
+    size = max(PART_TOKENS_MIN, -(-num_tokens // num_parts))
+    parts: list[list[Segment]] = [[]]
+    room = size
+    for segment in segments:
+        at = 0
+        while at < len(segment.tokens):
+            if room == 0:
+                parts.append([])
+                room = size
+            tokens = segment.tokens[at : at + room]
+            parts[-1].append(Segment(tokens, segment.start + at, segment.tables))
+            at += len(tokens)
+            room -= len(tokens)
+    return list(parts)
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -214,67 +254,3 @@ def _places(
         blocks.append(np.asarray(segment.tables[group])[positions // tokens_per_block])
         offsets.append(positions % tokens_per_block)
     return np.concatenate(blocks), np.concatenate(offsets)
-
-
-def gather(layer: Array, table: Sequence[int], first: int, end: int) -> tuple[Array, Array]:
-    """Collect keys and values of positions `first` to `end` through the block table.
-
-    Returns:
-        Each (tiles * ATTENTION_TILE_TOKENS, heads, channels), beginning at the tile that holds
-        `first`. Rows outside `first` to `end` are finite and mean nothing.
-    """
-    tokens_per_block = layer.shape[2]
-    origin = first - first % ATTENTION_TILE_TOKENS
-    num_tokens = -(-(end - origin) // ATTENTION_TILE_TOKENS) * ATTENTION_TILE_TOKENS
-    out = np.zeros((2, num_tokens, *layer.shape[3:]), dtype=np.float32)
-    first_block, last_block = first // tokens_per_block, (end - 1) // tokens_per_block
-    blocks = layer[np.asarray(table[first_block : last_block + 1])]
-    rows = blocks.swapaxes(0, 1).reshape(2, -1, *layer.shape[3:])
-    skipped = first - first_block * tokens_per_block
-    out[:, first - origin : end - origin] = rows[:, skipped : skipped + end - first]
-    return out[0], out[1]
-
-
-def attention(q: Array, keys: Array, values: Array, start: int, window: int | None) -> Array:
-    """Attend from rows at positions `start`, `start + 1` ... to keys at positions 0, 1 ...
-
-    Keys are handled in tiles of fixed size at fixed positions, added up in order, and a tile that
-    is masked out adds exact zeros. So a row's result depends on its own keys alone.
-
-    Args:
-        q: Shape (rows, heads, channels).
-        keys: Shape (tokens, KV heads, channels), whole tiles.
-        values: As `keys`.
-        start: Position of the first row.
-        window: How many positions a row sees, its own included; None: all up to its own.
-    """
-    num_rows, num_heads, dim = q.shape
-    num_kv_heads = keys.shape[1]
-    share = num_heads // num_kv_heads
-    tiles = (-1, ATTENTION_TILE_TOKENS, num_kv_heads, dim)
-    grouped = q.reshape(num_rows, num_kv_heads, share, dim).transpose(1, 0, 2, 3)
-    grouped = grouped.reshape(num_kv_heads, 1, num_rows * share, dim) * np.float32(dim**-0.5)
-    scores = matmul(grouped, keys.reshape(tiles).transpose(2, 0, 3, 1))
-    seen = _seen(num_rows, start, len(keys), window).repeat(share, axis=1)
-    np.copyto(scores, np.float32(-np.inf), where=~seen)
-    scores -= scores.max(axis=-1).max(axis=1)[:, None, :, None]
-    weights = np.exp(scores, out=scores)
-    parts = matmul(weights, values.reshape(tiles).transpose(2, 0, 1, 3))
-    totals = weights.sum(axis=-1)
-    out, total = parts[:, 0], totals[:, 0]
-    for tile in range(1, parts.shape[1]):
-        out += parts[:, tile]
-        total += totals[:, tile]
-    out /= total[..., None]
-    out = out.reshape(num_kv_heads, num_rows, share, dim).transpose(1, 0, 2, 3)
-    return out.reshape(num_rows, num_heads, dim)
-
-
-def _seen(num_rows: int, start: int, num_keys: int, window: int | None) -> NDArray[np.bool_]:
-    """Return which keys each row sees: shape (tiles, rows, tokens of a tile)."""
-    rows = np.arange(start, start + num_rows)[:, None]
-    keys = np.arange(num_keys)
-    seen = keys <= rows
-    if window is not None:
-        seen &= keys > rows - window
-    return seen.reshape(num_rows, -1, ATTENTION_TILE_TOKENS).swapaxes(0, 1)

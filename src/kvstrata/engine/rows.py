@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 
 REFERENCE_ROWS = 16
-TILE_ROWS = (256, 64, 16, 4)
+TILE_ROWS = (256, 64, 32, 16, 8, 4)
 
 
 def matmul(x: Array, w: Array) -> Array:

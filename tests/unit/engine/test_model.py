@@ -1,3 +1,5 @@
+from threading import Barrier, BrokenBarrierError
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -119,3 +121,29 @@ def test_what_blocks_held_before_does_not_matter() -> None:
 def test_a_layer_in_no_group_is_refused() -> None:
     with pytest.raises(ValueError, match="exactly one KV group"):
         tiny_config((KVGroup(layers=(1,), tokens_per_block=4),))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_logits_are_the_same_on_several_threads(num_threads: int) -> None:
+    parallel = pytest.importorskip("kvstrata.engine.parallel")
+    threaded = Transformer(CONFIG, MODEL.weights, parallel.StepThreads(num_threads))
+    segments = [
+        Segment(make_tokens(70, seed=1), 0, [t[:50] for t in make_tables()]),
+        Segment(make_tokens(41, seed=2), 0, [t[50:] for t in make_tables()]),
+    ]
+    one, several = PagedKV(CONFIG, NUM_BLOCKS), PagedKV(CONFIG, NUM_BLOCKS)
+    assert np.array_equal(threaded.forward(segments, several), MODEL.forward(segments, one))
+    for mine, theirs in zip(one.blocks, several.blocks, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+def test_an_error_on_one_thread_ends_the_step() -> None:
+    parallel = pytest.importorskip("kvstrata.engine.parallel")
+
+    def compute(part: int, meeting: Barrier) -> None:
+        if part == 1:
+            raise ValueError(part)
+        meeting.wait()
+
+    with pytest.raises((ValueError, BrokenBarrierError)):
+        parallel.StepThreads(3).run([0, 1, 2], compute)
