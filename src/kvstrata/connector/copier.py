@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from kvstrata.connector.config import KVGroup, SchedulerOffloadConfig
-from kvstrata.connector.layout import Array, TensorLayout, as_array, by_block
+from kvstrata.connector.layout import Array, TensorLayout, as_array, by_block, stacked
 from kvstrata.connector.messages import BlockCopies
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.memory import SlotView
@@ -45,37 +45,44 @@ class Copier(ABC):
 
 
 class _GroupBlocks:
-    """The tensors of one KV group in host memory, as layers of blocks."""
+    """The tensors of one KV group in host memory: pieces of each block, and their place in it."""
 
-    def __init__(self, layers: list[Array], blocks_per_chunk: int) -> None:
-        self.layers = layers
+    def __init__(self, views: Sequence[Array], blocks_per_chunk: int) -> None:
         self.blocks_per_chunk = blocks_per_chunk
-        self.block_bytes: int = sum(layer[0].nbytes for layer in layers)
+        self.block_bytes = 0
+        self._pieces: list[tuple[Array, slice]] = []
+        for view in views:
+            end = self.block_bytes + view[0].nbytes
+            self._pieces.append((view, slice(self.block_bytes, end)))
+            self.block_bytes = end
 
     @classmethod
     def describe(
         cls, group: KVGroup, tensors: Sequence[Any], layout: TensorLayout, path: str
     ) -> "_GroupBlocks":
-        """Make views of the tensors, block by block."""
+        """Make views of the tensors; none of a group that is not offloaded."""
         layers = [
             by_block(as_array(tensor), layout, f"{path}[{i}]")
-            for i, tensor in enumerate(unique_tensors(tensors))
+            for i, tensor in enumerate(unique_tensors(tensors if group.is_offloaded else ()))
         ]
-        return cls(layers, group.blocks_per_chunk)
+        return cls(stacked(layers), group.blocks_per_chunk)
 
     @property
     def chunk_bytes(self) -> int:
         """Bytes of one chunk on this rank."""
         return self.block_bytes * self.blocks_per_chunk
 
-    def places(self, block: Array) -> list[Array]:
-        """Cut the bytes of one block in a slot into one array per layer, shaped as its blocks."""
-        arrays, start = [], 0
-        for layer in self.layers:
-            end = start + layer[0].nbytes
-            arrays.append(block[start:end].view(layer.dtype).reshape(layer.shape[1:]))
-            start = end
-        return arrays
+    def read(self, block_id: int, place: Array) -> None:
+        """Copy a block into its bytes in a slot."""
+        for view, piece in self._pieces:
+            block = view[block_id]
+            place[piece].view(block.dtype).reshape(block.shape)[...] = block
+
+    def write(self, block_id: int, place: Array) -> None:
+        """Copy a block out of its bytes in a slot."""
+        for view, piece in self._pieces:
+            block = view[block_id]
+            block[...] = place[piece].view(block.dtype).reshape(block.shape)
 
 
 class HostCopier(Copier):
@@ -98,8 +105,8 @@ class HostCopier(Copier):
             slots: The primary's memory.
             config: The groups.
             rank: Whose share of the slots this copier uses.
-            tensors: For each group, its layers' tensors, numpy or torch. Kept, not copied. Empty
-                for groups that are not offloaded.
+            tensors: For each group, its layers' tensors, numpy or torch. Kept, not copied. Those
+                of groups that are not offloaded are ignored.
             layouts: For each group, how its tensors hold blocks.
 
         Raises:
@@ -123,9 +130,8 @@ class HostCopier(Copier):
         for group_copies in copies:
             group = self._groups[group_copies.group_idx]
             self._clear_unnamed(group, group_copies)
-            for block_id, block in self._blocks(group, group_copies):
-                for layer, place in zip(group.layers, group.places(block), strict=True):
-                    place[...] = layer[block_id]
+            for block_id, place in self._places(group, group_copies):
+                group.read(block_id, place)
         return frozenset()
 
     @override
@@ -134,12 +140,11 @@ class HostCopier(Copier):
         for group_copies in copies:
             group = self._groups[group_copies.group_idx]
             failed.update(slot for slot in group_copies.slots if slot < 0)
-            for block_id, block in self._blocks(group, group_copies):
-                for layer, place in zip(group.layers, group.places(block), strict=True):
-                    layer[block_id] = place
+            for block_id, place in self._places(group, group_copies):
+                group.write(block_id, place)
         return frozenset(failed)
 
-    def _blocks(self, group: _GroupBlocks, copies: BlockCopies) -> Iterator[tuple[int, Array]]:
+    def _places(self, group: _GroupBlocks, copies: BlockCopies) -> Iterator[tuple[int, Array]]:
         """Yield each block's id and its bytes in its slot."""
         size, rank_start = group.block_bytes, self._share.start
         for block_id, slot, part in zip(copies.block_ids, copies.slots, copies.parts, strict=True):

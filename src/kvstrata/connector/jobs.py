@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
 
+from kvstrata.connector.chunks import copies_of
 from kvstrata.connector.config import SchedulerOffloadConfig
 from kvstrata.connector.fence import BlockFence
 from kvstrata.connector.messages import CopyJob, WorkerOutput
 from kvstrata.connector.requests import Chunk, FoundPrefix, RequestOffloadState
-from kvstrata.connector.chunks import copies_of
 from kvstrata.core.clock import Clock
 from kvstrata.core.keys import JobId, OffloadKey
 

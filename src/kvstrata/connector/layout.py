@@ -1,6 +1,7 @@
 """Where the blocks are in an engine's tensors: described by the engine, never guessed."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,43 @@ def as_array(tensor: Any) -> Array:  # noqa: ANN401
         raise ConfigError("", f"elements of {item_bytes} bytes are not supported")
     if any(stride < 0 for stride in strides):
         raise ConfigError("", f"negative strides {strides} are not supported")
-    span = item_bytes + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    buffer = (ctypes.c_byte * span).from_address(address)
-    return np.ndarray(shape, np.dtype(f"u{item_bytes}"), buffer, 0, strides)
+    return _view_at(address, shape, strides, np.dtype(f"u{item_bytes}"))
+
+
+def _view_at(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
+) -> Array:
+    num_bytes = dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    buffer = (ctypes.c_byte * num_bytes).from_address(address)
+    return np.ndarray(shape, dtype, memoryview(buffer), 0, strides)
+
+
+def stacked(layers: Sequence[Array]) -> list[Array]:
+    """Return views that hold one or more layers each: axis 0 counts blocks, axis 1 layers.
+
+    Layers that are equally far apart in memory come together, so that one copy moves a block of
+    all of them: engines make such layers when they cut one allocation.
+
+    Args:
+        layers: From `by_block`; their order is kept.
+    """
+    views: list[Array] = []
+    first = 0
+    while first < len(layers):
+        head = layers[first]
+        start = head.ctypes.data
+        step = layers[first + 1].ctypes.data - start if first + 1 < len(layers) else 0
+        num = 1
+        while (
+            step > 0
+            and first + num < len(layers)
+            and layers[first + num].ctypes.data == start + num * step
+            and layers[first + num].shape == head.shape
+            and layers[first + num].strides == head.strides
+            and layers[first + num].dtype == head.dtype
+        ):
+            num += 1
+        shape, strides = (num, *head.shape), (step, *head.strides)
+        views.append(np.moveaxis(_view_at(start, shape, strides, head.dtype), 0, 1))
+        first += num
+    return views

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from kvstrata.connector.chunks import chunks_to_load, valid_tokens
 from kvstrata.connector.config import GroupKind, SchedulerOffloadConfig
 from kvstrata.connector.jobs import JobKind, JobTable, OpenJob
 from kvstrata.connector.matching import PrefixMatcher
 from kvstrata.connector.messages import CopyJob, LoadOutcome
 from kvstrata.connector.requests import Chunk, FoundPrefix, RequestOffloadState
-from kvstrata.connector.chunks import chunks_to_load, valid_tokens
 from kvstrata.core.clock import Clock
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.manager import OffloadingManager

@@ -95,6 +95,7 @@ class RequestOffloadState:
         groups: One state per offloaded group.
         num_final: Tokens, from the start, whose blocks hold final content once the steps that were
             scheduled so far have run.
+        num_open_stores: Store jobs that are not over, nor overdue.
         found: The last answer given to the engine, if it was a positive one.
         load_job_id: The load in flight.
         promised_tokens: What the last load was to bring, by medium.
@@ -111,6 +112,7 @@ class RequestOffloadState:
         "load_failed",
         "load_job_id",
         "num_final",
+        "num_open_stores",
         "num_settled_at_refusal",
         "offloading",
         "promised_tokens",
@@ -138,6 +140,7 @@ class RequestOffloadState:
         )
         self.record = RequestRecord(request.req_id)
         self.num_final = 0
+        self.num_open_stores = 0
         self.found: FoundPrefix | None = None
         self.load_job_id: JobId | None = None
         self.promised_tokens: Mapping[str, int] = {}
@@ -162,7 +165,7 @@ class RequestOffloadState:
     def keys_in_order(self) -> list[OffloadKey]:
         """Return the keys of all groups in prefix order."""
         if len(self.groups) == 1:
-            return self.groups[0].keys
+            return list(self.groups[0].keys)
         ends = (
             ((idx + 1) * group_state.group.tokens_per_chunk, group_state.group_idx, key)
             for group_state in self.groups

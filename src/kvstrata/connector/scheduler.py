@@ -84,12 +84,16 @@ class OffloadingConnectorScheduler:
         """
         state = self._state_of(request)
         if state.has_blocks:
-            state.lose_blocks()  # the engine took them back after a failed load
+            # The engine took them back after a failed load.
+            self._gate.forget(request.req_id)
+            state.lose_blocks()
         state.found = FoundPrefix(num_local_tokens, num_local_tokens)
         if not state.offloading.load:
             return NOTHING
         if state.load_failed:
             return NOTHING if self._gate.may_compute(request.req_id) else self._wait(state)
+        if state.num_open_stores and state.record.num_preemptions:
+            return self._wait(state)  # what it had computed will be there in a moment
         found = self._loads.find(state, num_local_tokens)
         if found is None:
             return self._wait(state)
@@ -220,7 +224,9 @@ class OffloadingConnectorScheduler:
                 job.job.job_id, job.kind.value, job.job.req_id, len(job.reported),
                 self.config.num_ranks,
             )  # fmt: skip
-            if job.kind is JobKind.LOAD:
+            if job.kind is JobKind.STORE:
+                self._stores.give_up(job)
+            else:
                 self._tell(job.state, self._loads.give_up(job))
         outcomes, self._outcomes = self._outcomes, []
         return outcomes

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from kvstrata.connector.jobs import JobKind, JobTable, OpenJob
-from kvstrata.connector.messages import CopyJob
-from kvstrata.connector.protocols import StepOutput
-from kvstrata.connector.requests import Chunk, RequestOffloadState
 from kvstrata.connector.chunks import (
     chunks_due,
     chunks_of_preempted,
     mark_offered,
     tail_chunks,
 )
+from kvstrata.connector.jobs import JobKind, JobTable, OpenJob
+from kvstrata.connector.messages import CopyJob
+from kvstrata.connector.protocols import StepOutput
+from kvstrata.connector.requests import Chunk, RequestOffloadState
 from kvstrata.core.manager import OffloadingManager
 
 
@@ -99,6 +99,7 @@ class Stores:
         mark_offered(state.groups, rest[0] if rest else None)
         if not rest:
             self._mark_all_offered(state, chunks)
+        state.num_open_stores += 1
         return self._jobs.open(JobKind.STORE, state, stored, output.store_spec.slots)
 
     @staticmethod
@@ -110,3 +111,10 @@ class Stores:
     def settle(self, job: OpenJob) -> None:
         """Publish what arrived on all ranks, and give back the slots of the rest."""
         self._manager.complete_store(job.keys, job.state.ctx, job.failed_keys)
+        if not job.is_overdue:
+            job.state.num_open_stores -= 1
+
+    @staticmethod
+    def give_up(job: OpenJob) -> None:
+        """Wait no more for a store that takes too long. Its slots stay reserved until it ends."""
+        job.state.num_open_stores -= 1

@@ -145,6 +145,11 @@ class TransferThread(Transfers):
                 awaited &= self._open
             return awaited
 
+    def is_awaited(self, job_id: JobId) -> bool:
+        """Say whether somebody waits for this job, which has not started."""
+        with self._changed:
+            return any(task.job.job_id == job_id for task in self._queues[Urgency.AWAITED])
+
     def _hurry(self, job_ids: Collection[JobId]) -> None:
         for queue in self._queues[Urgency.LOAD :]:
             moved = [task for task in queue if task.job.job_id in job_ids]

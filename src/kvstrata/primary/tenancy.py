@@ -44,6 +44,10 @@ class TenantOffloadingManager(DelegatingManager):
         return self.inner.lookup_states(self._tagged(keys, ctx), ctx)
 
     @override
+    def media_of(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[str]:
+        return self.inner.media_of(self._tagged(keys, ctx), ctx)
+
+    @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
         self.inner.touch(self._tagged(keys, ctx), ctx)
 
