@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from kvstrata.core.clock import Clock
 from kvstrata.core.delegate import DelegatingManager
-from kvstrata.core.events import EventKind, OffloadingEvent, RemovalReason
+from kvstrata.core.events import PRIMARY_MEDIUM, EventKind, OffloadingEvent, RemovalReason
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.manager import NO_KEYS, RequestOffloadingContext, ShutdownReport
 from kvstrata.core.policy import RequestTrail
@@ -217,6 +217,11 @@ class TieringOffloadingManager(DelegatingManager):
         self._promotions.release(view)
         self._cascades.note_reused(keys, self._handles, view.store_mask, ctx)
         return spec
+
+    @override
+    def media_of(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[str]:
+        fetched = self._view(ctx).fetched
+        return [fetched.get(key, PRIMARY_MEDIUM) for key in keys]
 
     def request_sources(self, ctx: ReqContext) -> Mapping[str, int]:
         """Return how many chunks the request loaded from each tier, by name; "cpu" is the primary.
