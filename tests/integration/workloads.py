@@ -1,6 +1,6 @@
 """Random workloads for the tiny model, and copies that run late or fail, by seed."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -11,12 +11,13 @@ from typing_extensions import override
 from kvstrata.build import build_manager
 from kvstrata.connector.messages import CopyResult
 from kvstrata.connector.transfers import Task, Transfers, Urgency, run_task
-from kvstrata.core.keys import JobId
+from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.engine.engine import Engine, EngineConfig
 from kvstrata.engine.model import KVGroup, PagedKV, Transformer
 from kvstrata.engine.request import Request, Sampling, Status
 from kvstrata.engine.scheduler import SchedulerLimits
 from kvstrata.engine.tiny import tiny_config, tiny_weights
+from kvstrata.testing import FakeBackend, FakeClock
 
 VOCAB_SIZE = 128
 
@@ -41,7 +42,7 @@ class LateTransfers(Transfers):
     Loads may fail, then their blocks hold garbage; stores may fail, then nothing was copied.
     """
 
-    def __init__(self, seed: int, *, failure_rate: float = 0.0, late_rate: float = 0.5) -> None:
+    def __init__(self, seed: int, *, failure_rate: float = 0.0, late_rate: float = 0.9) -> None:
         self._random = np.random.default_rng(seed)
         self._failure_rate = failure_rate
         self._late_rate = late_rate
@@ -112,6 +113,48 @@ class UnfencedTransfers(LateTransfers):
         return ()
 
 
+class SomeKeys(Container[OffloadKey]):
+    """About one key in `share`, by its own bytes and a seed."""
+
+    def __init__(self, seed: int, share: int) -> None:
+        self._seed = seed
+        self._share = share
+
+    @override
+    def __contains__(self, key: object) -> bool:
+        assert isinstance(key, bytes)
+        return (key[0] + self._seed) % self._share == 0
+
+
+class FaultyTier:
+    """A tier's backend whose switches the seed turns, and the clock that the manager goes by."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self.clock = FakeClock()
+        self.backend = FakeBackend(
+            lookup_delay_s=0.0,
+            delay_s=0.01,
+            fail_stores=SomeKeys(seed, 29),
+            fail_loads=SomeKeys(seed + 1, 29),
+            short=SomeKeys(seed + 2, 29),
+            corrupt=SomeKeys(seed + 3, 29),
+            lie=SomeKeys(seed + 4, 29),
+        )
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What makes a manager use it."""
+        tier = {"type": "kvstrata.testing:FakeTier", "backend": self.backend, "cooldown_s": 0.05}
+        return {"tiers": [tier], "max_wait_s": 0.2}
+
+    def next_step(self) -> None:
+        """Let time pass, and hold back copies and lookups now and then."""
+        self.clock.advance(0.01)
+        self.backend.hold = bool(self._random.random() < 0.3)
+        self.backend.hold_lookups = bool(self._random.random() < 0.3)
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Rounds of requests. A prompt is a prefix of the round before, or of a shared text, and more.
@@ -142,11 +185,11 @@ def random_workload(seed: int) -> Workload:
     random = np.random.default_rng(seed)
     groups = GROUPS[seed % len(GROUPS)]
     spans = tuple(int(n) for n in random.integers(1, 5, len(groups)))
-    num_tokens_max = 76  # of any request, output included
-    room = random.integers(1, 4) * num_tokens_max
+    num_tokens_max = 86  # of any request, output included
+    room = random.uniform(1.0, 2.0) * num_tokens_max
     num_blocks = tuple(int(room // g.tokens_per_block) + 2 for g in groups)
     limits = SchedulerLimits(int(random.integers(6, 60)), int(random.integers(2, 8)))
-    num_rounds, num_requests = 3, int(random.integers(3, 8))
+    num_rounds, num_requests = 4, int(random.integers(3, 8))
     prompts, samplings, abort_steps = [], [], []
     for index in range(num_rounds):
         prompts.append(
@@ -161,7 +204,7 @@ def random_workload(seed: int) -> Workload:
         )
         samplings.append(
             [
-                Sampling(int(random.integers(1, 14)), float(random.integers(0, 2)), seed=seed + i)
+                Sampling(int(random.integers(1, 24)), float(random.integers(0, 2)), seed=seed + i)
                 for i in range(num_requests)
             ]
         )
@@ -174,15 +217,27 @@ def random_workload(seed: int) -> Workload:
     return Workload(
         groups,
         EngineConfig(num_blocks, spans, limits),
-        int(random.integers(2, 60)),
+        int(random.integers(2, 90)),
         prompts,
         samplings,
         abort_steps,
     )
 
 
-def run_workload(workload: Workload, engine: Engine, expected: Outcome | None = None) -> Outcome:
-    """Run all rounds. Prompts continue what was generated, or `expected` where it is given."""
+def run_workload(
+    workload: Workload,
+    engine: Engine,
+    expected: Outcome | None = None,
+    tier: FaultyTier | None = None,
+) -> Outcome:
+    """Run all rounds.
+
+    Args:
+        workload: The requests.
+        engine: What they run on.
+        expected: What a run without offloading gave; prompts continue it, and aborts happen.
+        tier: To be told of every step.
+    """
     outcome = Outcome()
     shared = [int(t) for t in np.random.default_rng(0).integers(0, VOCAB_SIZE, 60)]
     texts: list[list[int]] = []
@@ -193,7 +248,7 @@ def run_workload(workload: Workload, engine: Engine, expected: Outcome | None = 
         ):
             base = shared if parent < 0 else texts[parent]
             requests.append(engine.add_request([*base[:num_kept], *new], sampling))
-        _run_round(engine, requests, workload.abort_steps[index] if expected else [])
+        _run_round(engine, requests, workload.abort_steps[index] if expected else [], tier)
         outcome.outputs.append([r.output for r in requests])
         outcome.was_aborted.append([r.status is Status.ABORTED for r in requests])
         for name in ("engine", "loaded", "computed", "preemptions"):
@@ -207,12 +262,19 @@ def run_workload(workload: Workload, engine: Engine, expected: Outcome | None = 
     return outcome
 
 
-def _run_round(engine: Engine, requests: list[Request], abort_steps: list[int | None]) -> None:
+def _run_round(
+    engine: Engine,
+    requests: list[Request],
+    abort_steps: list[int | None],
+    tier: FaultyTier | None,
+) -> None:
     step = 0
     while engine.has_work:
         for request, abort_step in zip(requests, abort_steps, strict=False):
             if abort_step == step:
                 engine.abort(request.req_id)
+        if tier:
+            tier.next_step()
         engine.step()
         for pool in engine.tables.pools:
             pool.check()
@@ -233,14 +295,18 @@ def make_reference(workload: Workload) -> Outcome:
 
 
 def make_offloading_engine(
-    workload: Workload, transfers: LateTransfers, settings: Mapping[str, Any] | None = None
+    workload: Workload, transfers: LateTransfers, tier: FaultyTier | None = None
 ) -> Engine:
-    """Make the engine under test over a manager with a tiny primary."""
+    """Make the engine under test over a manager with a tiny primary, tinier over a tier."""
     model = make_model(workload.groups)
+    num_chunks = workload.num_primary_chunks
+    if tier:
+        num_chunks = max(2, num_chunks // 5)
     manager = build_manager(
-        {"primary": {"num_chunks": workload.num_primary_chunks}, **(settings or {})},
+        {"primary": {"num_chunks": num_chunks}, **(tier.settings if tier else {})},
         chunk_bytes=workload.config.chunk_bytes(model.config),
         namespace=workload.config.namespace(model.config, revision="test"),
+        clock=tier.clock if tier else None,
     )
     engine = Engine(model, workload.config, manager, transfers=transfers)
     transfers.kv = engine.kv
@@ -263,6 +329,3 @@ def assert_nothing_is_held(engine: Engine, workload: Workload) -> None:
     assert engine.connector is not None
     stats = engine.connector.manager.get_stats()
     assert stats["num_pinned"] == stats["num_writing"] == stats["num_requests"] == 0
-
-
-MakeTransfers = Callable[[int], LateTransfers]
