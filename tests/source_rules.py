@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "build",
         "config_sources",
         "kv_store",
+        "self_check",
         "connector",
         "replay",
         "engine",
@@ -43,6 +44,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "config_sources": ("core",),
     "kv_store": ("core", "build", "config_sources"),
+    "self_check": ("core", "build", "kv_store"),
     ROOT: (*_INNER, "build", "config_sources", "kv_store"),
     "__main__": ("cli",),
 }
@@ -74,9 +76,10 @@ CONSTRUCTOR_LINES_MAX = 30
 # third party's), and at the top of a worker thread.
 # Add a module here when it gets the top of a thread, and only then.
 BROAD_EXCEPT: tuple[str, ...] = (
-    "integrations/",
     "connector/transfers.py",
+    "integrations/",
     "tiering/tier_handle.py",
+    "tiers/fs/workers.py",
 )
 
 BANNED_NAME = re.compile(r"block_size|(?:^|_)utils?(?:_|$)", re.IGNORECASE)

@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from kvstrata.cli.check import check
 from kvstrata.cli.demo import demo
 from kvstrata.core.errors import ConfigError
 
@@ -15,6 +16,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.command()(check)
 app.command()(demo)
 
 

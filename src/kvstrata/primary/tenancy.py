@@ -26,8 +26,6 @@ class TenantOffloadingManager(DelegatingManager):
         self._is_by_hint = tenants.is_by_hint
 
     def _tagged(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[OffloadKey]:
-        if ctx.hints is NO_HINTS and self._is_by_hint:
-            return keys
         tag = self._tenants.resolve(ctx).tag
         return [OffloadKey(tag + key) for key in keys] if tag else keys
 
@@ -37,11 +35,15 @@ class TenantOffloadingManager(DelegatingManager):
 
     @override
     def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> int | None:
-        return self.inner.lookup(self._tagged(keys, ctx), ctx)
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys = self._tagged(keys, ctx)
+        return self.inner.lookup(keys, ctx)
 
     @override
     def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
-        return self.inner.lookup_states(self._tagged(keys, ctx), ctx)
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys = self._tagged(keys, ctx)
+        return self.inner.lookup_states(keys, ctx)
 
     @override
     def media_of(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[str]:
@@ -49,11 +51,15 @@ class TenantOffloadingManager(DelegatingManager):
 
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
-        self.inner.touch(self._tagged(keys, ctx), ctx)
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys = self._tagged(keys, ctx)
+        self.inner.touch(keys, ctx)
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
-        return self.inner.prepare_load(self._tagged(keys, ctx), ctx)
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys = self._tagged(keys, ctx)
+        return self.inner.prepare_load(keys, ctx)
 
     @override
     def complete_load(
@@ -70,6 +76,8 @@ class TenantOffloadingManager(DelegatingManager):
     def prepare_store(
         self, keys: Sequence[OffloadKey], ctx: ReqContext
     ) -> PrepareStoreOutput | None:
+        if ctx.hints is NO_HINTS and self._is_by_hint:
+            return self.inner.prepare_store(keys, ctx)
         tagged = self._tagged(keys, ctx)
         output = self.inner.prepare_store(tagged, ctx)
         if output is None or tagged is keys:
