@@ -24,11 +24,17 @@ from kvstrata.primary.tenancy import TenantOffloadingManager
 from kvstrata.tiering.manager import TieringLimits, TieringOffloadingManager
 from kvstrata.tiering.tier_handle import TierHandle
 
-AUTO_POLICY = "lru"
+AUTO_POLICY = "hazard"
 
 POLICIES: Registry[EvictionPolicy] = Registry(
     EvictionPolicy,  # type: ignore[type-abstract]
-    {"lru": "kvstrata.policies.lru:LruPolicy"},
+    {
+        "lru": "kvstrata.policies.lru:LruPolicy",
+        "arc": "kvstrata.policies.arc:ArcPolicy",
+        "guard": "kvstrata.policies.guard:GuardPolicy",
+        "hazard": "kvstrata.policies.hazard:HazardPolicy",
+        "hazard-p20": "kvstrata.policies.hazard:LeanHazardPolicy",
+    },
     "kvstrata.policies",
 )
 
@@ -130,6 +136,7 @@ def build_manager(
     chunk_bytes: int,
     namespace: str | Namespace,
     clock: Clock | None = None,
+    slots: SlotView | None = None,
 ) -> OffloadingManager:
     """Build primary, policy, filter and tiers.
 
@@ -138,6 +145,7 @@ def build_manager(
         chunk_bytes: Payload of one chunk.
         namespace: Names everything that changes the bytes of equal keys.
         clock: Time; the machine's if None.
+        slots: The primary's rows, as many as the settings ask for; host memory if None.
 
     Raises:
         ConfigError: A setting is wrong, or the host has not enough memory. Nothing is left behind.
@@ -147,23 +155,26 @@ def build_manager(
     num_chunks = num_primary_chunks(config, chunk_bytes)
     policy = make_policy(config.primary.policy, num_chunks)
     tenants = TenantResolver(config.tenant_from, config.tenants)
-    advice = HUGE_PAGES if config.primary.huge_pages else ()
-    region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
+    close: Callable[[], None] = _nothing
+    if slots is None:
+        advice = HUGE_PAGES if config.primary.huge_pages else ()
+        region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
+        slots, close = region, region.close
     manager: OffloadingManager = CPUOffloadingManager(
-        region,
+        slots,
         policy,
         limits=_primary_limits(config, num_chunks),
         with_classes=_with_classes(config, num_chunks),
         tenants=tenants,
         clock=clock,
-        close_region=region.close,
+        close_region=close,
     )
     if config.tiers:
         name = namespace if isinstance(namespace, str) else namespace.fingerprint()
         try:
-            handles = _build_tiers(config, region, name, clock)
+            handles = _build_tiers(config, slots, name, clock)
         except BaseException:
-            region.close()
+            close()
             raise
         manager = _with_tiers(manager, handles, config, tenants, clock)
     if config.filter.store_threshold > 1:
@@ -173,6 +184,10 @@ def build_manager(
             num_tracked_max=config.filter.num_tracked_max,
         )
     return TenantOffloadingManager(manager, tenants)
+
+
+def _nothing() -> None:
+    """Close rows that are not ours."""
 
 
 def _primary_limits(config: Config, num_chunks: int) -> PrimaryLimits:

@@ -4,8 +4,10 @@ import sys
 
 import typer
 
+from kvstrata.cli.bench_manager import manager
 from kvstrata.cli.check import check
 from kvstrata.cli.demo import demo
+from kvstrata.cli.replay import replay
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
@@ -16,8 +18,10 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+bench.command()(manager)
 app.command()(check)
 app.command()(demo)
+app.command()(replay)
 
 
 def main() -> None:
