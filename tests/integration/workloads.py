@@ -166,6 +166,7 @@ class Workload:
     groups: tuple[KVGroup, ...]
     config: EngineConfig
     num_primary_chunks: int
+    policy: str
     prompts: list[list[tuple[int, int, list[int]]]]
     samplings: list[list[Sampling]]
     abort_steps: list[list[int | None]]
@@ -218,6 +219,7 @@ def random_workload(seed: int) -> Workload:
         groups,
         EngineConfig(num_blocks, spans, limits),
         int(random.integers(2, 90)),
+        "auto" if seed % 5 == 0 else "lru",
         prompts,
         samplings,
         abort_steps,
@@ -303,7 +305,10 @@ def make_offloading_engine(
     if tier:
         num_chunks = max(2, num_chunks // 5)
     manager = build_manager(
-        {"primary": {"num_chunks": num_chunks}, **(tier.settings if tier else {})},
+        {
+            "primary": {"num_chunks": num_chunks, "policy": workload.policy},
+            **(tier.settings if tier else {}),
+        },
         chunk_bytes=workload.config.chunk_bytes(model.config),
         namespace=workload.config.namespace(model.config, revision="test"),
         clock=tier.clock if tier else None,
