@@ -22,7 +22,7 @@ PHASES = {
 
 def demo(
     *,
-    conversations: Annotated[int, typer.Option(min=1, max=9, help="Conversations.")] = 4,
+    conversations: Annotated[int, typer.Option(min=1, max=9, help="Conversations.")] = 3,
     tokens: Annotated[int, typer.Option(min=64, max=1900, help="Tokens a document.")] = 1280,
     turns: Annotated[int, typer.Option(min=2, help="Turns in the first process.")] = 3,
     root: Annotated[Path | None, typer.Option(help="Directory of the fs tier.")] = None,

@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from kvstrata.cli.bench_engine import engine
 from kvstrata.cli.bench_manager import manager
 from kvstrata.cli.check import check
 from kvstrata.cli.demo import demo
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+bench.command()(engine)
 bench.command()(manager)
 app.command()(check)
 app.command()(demo)

@@ -157,6 +157,11 @@ class Engine:
             self._scheduler.abort(request)
 
     @property
+    def has_requests(self) -> bool:
+        """Whether any request is not over."""
+        return self._scheduler.has_requests
+
+    @property
     def has_work(self) -> bool:
         """Whether steps are needed: for requests, or for copies in flight to be settled."""
         pending = self.connector is not None and self.connector.has_pending_work()
