@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from kvstrata.core.clock import Clock
 from kvstrata.core.delegate import DelegatingManager
-from kvstrata.core.events import EventKind, OffloadingEvent, RemovalReason
+from kvstrata.core.events import PRIMARY_MEDIUM, EventKind, OffloadingEvent, RemovalReason
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.manager import NO_KEYS, RequestOffloadingContext, ShutdownReport
 from kvstrata.core.policy import RequestTrail
@@ -223,6 +223,11 @@ class TieringOffloadingManager(DelegatingManager):
         self._cascades.note_reused(keys, self._handles, view.store_mask, ctx)
         return spec
 
+    @override
+    def media_of(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[str]:
+        fetched = self._view(ctx).fetched
+        return [fetched.get(key, PRIMARY_MEDIUM) for key in keys]
+
     def request_sources(self, ctx: ReqContext) -> Mapping[str, int]:
         """Return how many chunks the request loaded from each tier, by name; "cpu" is the primary.
 
@@ -257,22 +262,22 @@ class TieringOffloadingManager(DelegatingManager):
         if not ctx.hints.store:
             return output
         view = self._view(ctx)
-        num_missing = self._num_without_room(keys, output)
-        if num_missing and self._make_room(view, num_missing):
-            output = self._store_rest(keys, ctx, output)
+        missing = self._without_room(keys, output)
+        if missing and self._make_room(view, len(missing)):
+            output = self._store_rest(missing, ctx, output)
         if output is not None and len(output.keys_to_store) < len(keys):
             self._note_present(keys, output, view)
         return output
 
-    def _num_without_room(
+    def _without_room(
         self, keys: Sequence[OffloadKey], output: PrepareStoreOutput | None
-    ) -> int:
-        """Count the offered chunks that found no room, rather than being there or refused."""
+    ) -> Sequence[OffloadKey]:
+        """Return the offered chunks that found no room, rather than being there or refused."""
         if output is not None and (
             not output.keys_to_store or len(output.keys_to_store) == len(keys)
         ):
-            return 0
-        return len(self._store.table.absent(keys))
+            return ()
+        return self._store.table.absent(keys)
 
     def _make_room(self, view: RequestView, count: int) -> int:
         """Let go of chunks that nothing is lost by: kept for others, or of this request and below.
@@ -286,10 +291,13 @@ class TieringOffloadingManager(DelegatingManager):
         return num_freed
 
     def _store_rest(
-        self, keys: Sequence[OffloadKey], ctx: ReqContext, first: PrepareStoreOutput | None
+        self, missing: Sequence[OffloadKey], ctx: ReqContext, first: PrepareStoreOutput | None
     ) -> PrepareStoreOutput | None:
-        """Offer once more what found no room, and put both answers together."""
-        more = self.inner.prepare_store(self._store.table.absent(keys), ctx)
+        """Offer once more what found no room, and put both answers together.
+
+        What was there and gave way is not among it: the answer keeps the order of the offer.
+        """
+        more = self.inner.prepare_store(missing, ctx)
         if first is None or more is None:
             return first or more
         return PrepareStoreOutput(
