@@ -54,6 +54,8 @@ class _Ghosts:
 
     def add(self, place: int, keys: list[OffloadKey]) -> None:
         """Remember evicted chunks, in prefix order: the last one left first."""
+        if not self.batch_of.keys().isdisjoint(keys):  # came back without being admitted here
+            self.pull([key for key in keys if key in self.batch_of])
         batch = _Batch(place, keys)
         self.batch_of.update(dict.fromkeys(keys, batch))
         self._queues[place].append(batch)
@@ -153,11 +155,16 @@ class ArcPolicy(EvictionPolicy):
             admitted = set(keys[:num_admitted])
             turn.ghosts = [key for key in turn.ghosts if key in admitted]
             ghosts.pull(turn.ghosts)
-        num_once, num_often = self._sizes
-        num_once += num_admitted - len(turn.ghosts)
-        ghosts.trim(_ONCE, self.capacity - num_once)
-        ghosts.trim(_OFTEN, 2 * self.capacity - num_once - num_often - ghosts.sizes[_ONCE])
+        self._trim(num_admitted - len(turn.ghosts))
         return Admission(num_admitted, victims)
+
+    def _trim(self, num_new: int) -> None:
+        """Keep tracked chunks, so many new ones, and ghosts within twice the capacity."""
+        num_once, num_often = self._sizes
+        num_once += num_new
+        self._ghosts.trim(_ONCE, self.capacity - num_once)
+        num_left = 2 * self.capacity - num_once - num_often - self._ghosts.sizes[_ONCE]
+        self._ghosts.trim(_OFTEN, num_left)
 
     def _adapt(self, keys: Collection[OffloadKey]) -> None:
         """Shift the balance towards the list whose ghosts are asked for."""
@@ -213,6 +220,7 @@ class ArcPolicy(EvictionPolicy):
         run.state = _Standing(place, len(run.keys), turn)
         self._lists[place].add_youngest(run)
         self._sizes[place] += len(run.keys)
+        self._trim(0)  # a run that was moved here was not admitted
         together = [r for r in trail.runs if isinstance(r.state, _Standing)]
         if turn.at_s < now_s or any(r.state.place == place for r in together):  # type: ignore[attr-defined]
             turn.at_s = now_s

@@ -472,3 +472,19 @@ def test_every_key_lied_about_costs_a_request_one_try() -> None:
     world.step()
     assert world.lookup(ABCD, ctx) == 0
     assert world.tier()["failed_load_chunks"] == 4
+
+
+def test_a_chunk_deleted_before_its_fetch_began_can_be_fetched_anew_in_the_same_step() -> None:
+    world = World(num_slots=4)
+    world.put_below("a", AB)
+    ctx = world.request("r")
+    assert world.lookup(AB, ctx) is None
+    world.manager.delete(AB, ctx)
+    world.put_below("a", AB)  # somebody else stores it
+    assert world.lookup(AB, ctx) is None
+    world.step()
+    assert [list(job.keys) for job in world.loads()] == [AB]
+    assert world.lookup(AB, ctx) == 2
+    world.load(AB, ctx)
+    world.manager.on_request_finished(ctx)
+    world.assert_idle()
