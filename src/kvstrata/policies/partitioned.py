@@ -87,8 +87,8 @@ class PartitionedPolicy(EvictionPolicy):
             return
         self.remove(run)
         run.priority, run.state = trail.priority, None
-        self._part(run.pool, run.priority).insert(trail, run, now_s)
         self._count(run, size)
+        self._insert(trail, run, now_s)
 
     @override
     def admit(
@@ -155,9 +155,13 @@ class PartitionedPolicy(EvictionPolicy):
         if run.priority > PRIORITY_DEFAULT and self._num_high + len(run.keys) > self._num_high_max:
             run.priority = PRIORITY_DEFAULT
         self._count(run, len(run.keys))
-        runs = trail.runs
-        trail.runs = [r for r in runs if (r.pool, r.priority) == (run.pool, run.priority)]
-        self._part(run.pool, run.priority).insert(trail, run, now_s)
+        self._insert(trail, run, now_s)
+
+    def _insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
+        """Insert a run where it belongs, beside those of the request that are there too."""
+        runs, partition = trail.runs, (run.pool, run.priority)
+        trail.runs = [r for r in runs if r is not run and (r.pool, r.priority) == partition]
+        self._part(*partition).insert(trail, run, now_s)
         trail.runs = runs
 
     @override

@@ -1,7 +1,7 @@
 """The chunks in the primary's slots: who comes in, who leaves, and the events of both."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -134,13 +134,29 @@ class ChunkStore:
                     self._join(run, trail)
         return settled
 
+    def drop_written(self, owner: Hashable, keys: Collection[OffloadKey]) -> None:
+        """Forget what the owner writes; its slots stay taken until that has been settled."""
+        runs, _ = self.written_by(owner, keys)
+        self._drop([run for run in runs if not run.is_dropped], RemovalReason.FAILED)
+
+    def limit_lifetimes(
+        self, keys: Collection[OffloadKey], expires_at_s: Mapping[OffloadKey, float]
+    ) -> None:
+        """Let chunks leave at these times at the latest."""
+        for at_s, stretch in groupby(keys, key=expires_at_s.get):
+            if at_s is None:
+                continue
+            for run in self.table.runs_with(stretch):
+                if run.expires_at_s is None or at_s < run.expires_at_s:
+                    run.expires_at_s = at_s
+                    self.expiry.add(run)
+
     def _join(self, run: Run, trail: RequestTrail) -> None:
         """Join a request's new run with the one that it stored before, if nothing is in the way."""
         head, trail.last_stored = trail.last_stored, run
         if (
             head is not None
             and head.keys
-            and not head.is_dropped
             and run.parent is head
             and head.num_children == 1
             and not (run.num_children or run.num_holds or head.num_holds)
