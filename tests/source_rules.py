@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "build",
         "config_sources",
         "kv_store",
+        "self_check",
         "connector",
         "replay",
         "engine",

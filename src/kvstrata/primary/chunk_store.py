@@ -232,12 +232,19 @@ class ChunkStore:
 
 def _with_heads(runs: list[Run]) -> list[Run]:
     """Return a request's runs without those that left, and with the heads split off them since."""
+    parent: Run | None = None
+    for run in runs:
+        if run.parent is not parent or not run.keys or run.is_dropped:
+            break
+        parent = run
+    else:
+        return runs  # one chain from the root, as nearly always
     found: dict[Run, None] = {}
     for last in reversed(runs):
-        run: Run | None = last
-        while run is not None and run.keys and not run.is_dropped and run not in found:
-            found[run] = None
-            run = run.parent
+        parent = last
+        while parent is not None and parent.keys and not parent.is_dropped and parent not in found:
+            found[parent] = None
+            parent = parent.parent
     return list(reversed(found))
 
 
@@ -250,7 +257,7 @@ def _continues(trail: RequestTrail, keys: list[OffloadKey]) -> bool:
         return False
     num_here = sum([len(run.keys) for run in trail.runs])
     rest = trail.prefix[num_here : num_here + len(keys)]
-    return keys[: len(rest)] == list(rest)
+    return not rest or rest == keys or list(rest) == keys[: len(rest)]
 
 
 def _equal_stretches(

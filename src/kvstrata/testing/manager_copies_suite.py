@@ -76,6 +76,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_a_stored_chunk_is_found_while_its_request_still_runs(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B14.
         writer, reader = start(manager, "writer"), start(manager, "reader")
         begin_store(manager, ABC, writer)
         manager.complete_store([A], writer)
@@ -87,6 +88,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_a_failed_store_loses_exactly_the_failed_chunks(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report A04, for the primary.
         ctx = start(manager, "r")
         store(manager, ABC, ctx, failed=[AB])
         assert [is_hit(manager, key, ctx) for key in ABC] == [True, False, True]
@@ -110,6 +112,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_present_and_pending_chunks_are_not_stored_again(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B11, across requests.
         first, second = start(manager, "first"), start(manager, "second")
         store(manager, [A], first)
         assert begin_store(manager, [A, AB], first) == [AB]
@@ -122,6 +125,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         assert look_up(manager, ABC, second) == 3
 
     def test_repeated_keys_are_one_copy_each(self, manager: OffloadingManager) -> None:
+        # Field report B11.
         ctx = start(manager, "r")
         assert store(manager, [A, A, AB, A, AB], ctx) == [A, AB]
         spec = manager.prepare_load([A, A, AB], ctx)
@@ -149,6 +153,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_a_load_completed_twice_leaves_the_pins_of_others(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B10.
         first, second = start(manager, "first"), start(manager, "second")
         store(manager, [A], first)
         manager.prepare_load([A], first)
@@ -223,6 +228,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_a_primary_full_of_copies_has_no_room_until_one_ends(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report C06.
         ctx, other = start(manager, "r"), start(manager, "other")
         keys = chain("abcdefgh")
         store(manager, keys, ctx)
@@ -247,6 +253,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_reset_during_copies_keeps_old_and_new_bytes_apart(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report L03.
         old, new = start(manager, "old"), start(manager, "new")
         store(manager, ABC, old)
         spec = manager.prepare_load(ABC, old)
@@ -269,6 +276,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_deleted_chunks_are_gone_and_their_readers_undisturbed(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report L07.
         ctx, other = start(manager, "r"), start(manager, "other")
         store(manager, ABC, ctx)
         spec = manager.prepare_load([AB], ctx)

@@ -136,7 +136,7 @@ class TieringOffloadingManager(DelegatingManager):
             return self._answer(count, view)
         num_reserved = 0
         if found.found:
-            trail = self.inner.requests.get(ctx).trail
+            trail = self._trail(ctx)
             num_reserved = self._promotions.reserve(found.found, found.handles, trail, view)
         is_coming = num_reserved or found.num_pending or found.num_unknown
         # Nothing more may fit now: others' fetched chunks will leave, what is ready is used.
@@ -145,6 +145,11 @@ class TieringOffloadingManager(DelegatingManager):
             return self._answer(count, view)
         self._wait(view, now_s)
         return None
+
+    def _trail(self, ctx: ReqContext) -> RequestTrail:
+        """Return the request's trail; one that nobody announced gets none that is kept."""
+        state = self.inner.requests.find(ctx.req_id)
+        return RequestTrail() if state is None else state.trail
 
     def _wait(self, view: RequestView, now_s: float) -> None:
         if view.deadline_s is None:
@@ -276,8 +281,8 @@ class TieringOffloadingManager(DelegatingManager):
         """
         num_freed = self._promotions.give_way(view, count)
         if num_freed < count:
-            trail = self.inner.requests.get(view.ctx).trail
-            num_freed += self._cascades.drop_copied(trail.runs, count - num_freed)
+            runs = self._trail(view.ctx).runs
+            num_freed += self._cascades.drop_copied(runs, count - num_freed)
         return num_freed
 
     def _store_rest(

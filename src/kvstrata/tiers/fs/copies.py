@@ -235,9 +235,10 @@ class Copies:
 
     def run_admit(self, admit: _Admit) -> None:
         """Make room for some chunks and queue their stores."""
-        wanted = [each for each in admit.stores if self._is_wanted(each, admit.seq)]
+        wanted: list[_Store] = []
         try:
-            self._store.finish_wipe()
+            self._store.finish_forgetting()
+            wanted += [each for each in admit.stores if self._is_wanted(each, admit.seq)]
             num_granted = 0 if self._is_blocked() else self._store.sweep.grant(wanted)
         except OSError as error:
             self._note_error(error)
@@ -310,7 +311,7 @@ class Copies:
         outcome = None
         if self._is_dead(store.job.job_id, seq) or self._void_keys.get(store.key, 0) >= seq:
             outcome = Outcome.FAILED
-        elif not self._store.can_hold(store.key) or self._store.index.is_leaving(store.key):
+        elif not self._store.can_hold(store.key):
             outcome = Outcome.REFUSED
         elif self._store.index.get(store.key) is not None:
             outcome = Outcome.PRESENT

@@ -6,7 +6,7 @@ from typing import Any, Self
 from typing_extensions import override
 
 from kvstrata.core.errors import TierClosedError
-from kvstrata.core.events import OffloadingEvent, RemovalReason
+from kvstrata.core.events import OffloadingEvent
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.request import ReqContext, ScheduleEndContext
@@ -19,7 +19,7 @@ from kvstrata.tiers.fs.probes import Probes
 from kvstrata.tiers.fs.settings import OnClose, Sharing, parse_fs_settings, require_max_bytes
 from kvstrata.tiers.fs.store import ChunkStore
 from kvstrata.tiers.fs.upkeep import Upkeep
-from kvstrata.tiers.fs.workers import Workers
+from kvstrata.tiers.fs.workers import Lane, Workers
 from kvstrata.tiers.recency import Trails
 
 
@@ -56,6 +56,7 @@ class FsTier(SecondaryTierManager):
         self._upkeep = Upkeep(self._store, self._workers, self._settings, env.clock)
         self._trails = Trails()
         self._is_closed = False
+        self._upkeep.make_fan()
 
     @classmethod
     @override
@@ -132,7 +133,7 @@ class FsTier(SecondaryTierManager):
     @override
     def delete(self, keys: Collection[OffloadKey]) -> None:
         self._copies.void_keys(keys)
-        self._upkeep.remove(list(keys), RemovalReason.DELETED, self._index.expel(list(keys)))
+        self._upkeep.delete(list(keys))
 
     @override
     def drain_jobs(self, timeout_s: float) -> Collection[JobId]:
@@ -166,6 +167,7 @@ class FsTier(SecondaryTierManager):
         self._is_closed = True
         stuck = self._copies.wait_until_idle(timeout_s)
         self._copies.fail_all()
+        self._workers.take_queued(Lane.IDLE)
         self._upkeep.mark()
         if not stuck and self._settings.on_close is OnClose.DELETE:
             self._upkeep.wipe()
