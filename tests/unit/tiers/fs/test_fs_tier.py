@@ -446,6 +446,25 @@ def test_many_unknown_keys_are_one_probe_and_unknown_is_not_absent(world: World)
     assert world.hits(0) == {0}
 
 
+def test_a_request_that_was_told_absent_does_not_wait_again(world: World) -> None:
+    tier = world.open(shared="yes")
+    ctx = ReqContext("live")
+    tier.on_new_request(ctx)
+    assert tier.lookup(world.keys[0], ctx) is LookupResult.RETRY
+    world.settle()
+    for _ in range(5):
+        assert tier.lookup(world.keys[0], ctx) is LookupResult.MISS
+        world.settle()
+    other = World(world.root)
+    other.open()
+    other.store(0)
+    other.close()
+    world.clock.advance(2.0)
+    assert tier.lookup(world.keys[0], ctx) is LookupResult.MISS
+    world.settle()
+    assert tier.lookup(world.keys[0], ctx) is LookupResult.HIT
+
+
 def test_hung_reads_make_the_tier_fail_fast_and_it_comes_back(world: World) -> None:
     tier = world.open(num_threads=2, io_deadline_s=5.0)
     world.store(*range(16))
