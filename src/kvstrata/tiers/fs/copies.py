@@ -208,6 +208,7 @@ class Copies:
         `wait_until_idle` returned.
         """
         self._fail_queued()
+        self.void_all()
         for operation in self._workers.overdue(0.0):
             if isinstance(operation, _Load | _Store | _Admit):
                 operation.fail()
