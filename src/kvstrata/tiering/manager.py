@@ -208,7 +208,10 @@ class TieringOffloadingManager(DelegatingManager):
 
         A prompt larger than the primary passes through it in this way.
         """
-        num_freed = self._promotions.give_way(self._views.get(state.ctx.req_id), count)
+        view = self._views.get(state.ctx.req_id)
+        if view is not None and view.is_loading:
+            self._promotions.release(view)
+        num_freed = self._promotions.give_way(view, count)
         if num_freed < count:
             num_freed += self._cascades.drop_copied(state.trail.runs, count - num_freed)
         if not num_freed:

@@ -81,8 +81,7 @@ class Promotions:
             if not keys:
                 break
             promotion = Promotion(handle, view, [], [])
-            reserve = self._store.reserve if view is None else self._store.reserve_needed
-            stored, slots, _, _ = reserve(keys, promotion, trail)
+            stored, slots, _, _ = self._store.reserve_needed(keys, promotion, trail)
             promotion.keys, promotion.slots = list(stored), list(slots)
             if stored:
                 self._waiting[promotion] = None
