@@ -2,15 +2,15 @@
 
 import pytest
 
-from kvstrata import ReqContext, ScheduleEndContext, build_manager
-from kvstrata.testing import FakeBackend, FakeClock, make_keys
+from kvstrata import ReqContext, ScheduleEndContext, build_manager, make_offload_key
+from kvstrata.testing import FakeBackend, FakeClock
 
 CHUNK_BYTES = 16
 
 
 @pytest.mark.parametrize("policy", ["lru", "arc", "guard", "hazard"])
 def test_what_a_request_is_about_to_read_finds_room_in_a_full_primary(policy: str) -> None:
-    keys = make_keys(8)
+    keys = [make_offload_key(bytes([i]) * 32, 0) for i in range(8)]
     backend = FakeBackend(chunks={key: bytes(CHUNK_BYTES) for key in keys[4:]})
     manager = build_manager(
         {
