@@ -112,10 +112,10 @@ class ChunkStore:
         victims = self.policy.choose(num_missing)
         for run in trail.runs:
             run.num_holds -= 1
+        gone: list[OffloadKey] = []
         for run, count in victims:
-            if count == len(run.keys):
-                self.policy.remove(run)
-        gone = self._evict(victims)
+            gone += self.remove(run.keys[-count:], RemovalReason.EVICTED)
+        self.num_evicted += len(gone)
         more, more_slots, more_gone, is_refusal = self.reserve(keys[len(stored) :], owner, trail)
         evicted = [*evicted, *gone, *more_gone]
         return [*stored, *more], [*slots, *more_slots], evicted, is_refusal

@@ -116,22 +116,26 @@ class TieringOffloadingManager(DelegatingManager):
         is_whole = count >= len(keys)
         if not is_whole and view.loads and not view.is_late(now_s):
             found = survey(keys[count:], self._store, self._promotions, view)
-            if self._patience.is_worth_waiting(found) and self._is_coming(found, view, count):
+            if self._patience.is_worth_waiting(found) and self._is_coming(
+                found, view, keys[:count]
+            ):
                 self._patience.wait(view, now_s)
                 return None
         view.note_answer(now_s)
         return count
 
-    def _is_coming(self, found: Survey, view: RequestView, count: int) -> bool:
-        """Reserve what can be fetched; say whether to ask again later."""
+    def _is_coming(self, found: Survey, view: RequestView, ready: Sequence[OffloadKey]) -> bool:
+        """Reserve what can be fetched, not at the cost of what is ready; say whether to wait."""
         num_reserved = 0
         if found.found:
             trail = self.inner.requests.get(view.ctx).trail
+            held = self._store.hold(list(dict.fromkeys(ready)))
             num_reserved = self._promotions.reserve(found.found, trail, view)
+            self._store.table.unhold(held)
         if num_reserved or found.num_pending or found.num_unknown:
             return True
         # Nothing more may fit now: others' fetched chunks will leave, what is ready is used.
-        return not count and bool(self._promotions.num_open or self._promotions.has_holds)
+        return not ready and bool(self._promotions.num_open or self._promotions.has_holds)
 
     @override
     def set_prefill_rate(self, tokens_per_s: float) -> None:

@@ -529,3 +529,15 @@ def test_a_chunk_deleted_before_its_fetch_began_can_be_fetched_anew_in_the_same_
     world.load(AB, ctx)
     world.manager.on_request_finished(ctx)
     world.assert_idle()
+
+
+def test_the_ready_part_of_a_prefix_does_not_make_room_for_the_rest_of_it() -> None:
+    world = World(num_slots=4)
+    world.run("old", AB, store_tiers=[])
+    world.run("young", chain("yz"), store_tiers=[])
+    world.put_below("a", ABCD)
+    ctx = world.request("r")
+    assert world.lookup(ABCD, ctx) is None
+    world.step()
+    assert world.lookup(ABCD, ctx) == 4
+    world.load(ABCD, ctx)
