@@ -1,0 +1,1 @@
+"""Secondary tiers: stores of chunks below the primary, one module or package each."""

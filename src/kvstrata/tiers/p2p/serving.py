@@ -1,0 +1,131 @@
+"""What an authenticated peer may ask of this host, and how it is answered."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, cast
+
+from kvstrata.core.clock import Clock
+from kvstrata.core.errors import ProtocolError
+from kvstrata.core.keys import OffloadKey
+from kvstrata.tiers.p2p.limits import Allowance
+from kvstrata.tiers.p2p.settings import P2pSettings
+from kvstrata.tiers.p2p.shelf import Copy, Shelf
+from kvstrata.tiers.p2p.transport import Channel
+from kvstrata.tiers.p2p.wire import Chunk, Done, Fetch, Found, Lookup, Message, State, checksum
+
+NUM_ALLOWANCES_MAX: Final = 1024
+NO_CHECKSUM: Final = bytes(16)
+
+
+class Serving:
+    """Answers one message at a time, on the connection's own thread. Thread: any."""
+
+    def __init__(self, settings: P2pSettings, shelf: Shelf, clock: Clock) -> None:
+        """Serve the shelf; nothing else of this host can be asked for."""
+        self._settings = settings
+        self._shelf = shelf
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counters: Counter[str] = Counter()
+        self._allowances: dict[str, Allowance] = {}
+
+    def answer(self, channel: Channel, peer: str, message: Message) -> None:
+        """Do what the message asks.
+
+        Raises:
+            ProtocolError: It is not one that a peer may send here.
+            OSError: The connection failed.
+        """
+        if not isinstance(message, Lookup | Fetch):
+            raise ProtocolError(channel.name, f"an unexpected {type(message).__name__}")
+        keys = cast("Sequence[OffloadKey]", message.keys)
+        allowance = self._allowance(peer)
+        if not allowance.take_request():
+            self.count("requests_over_limit")
+            channel.send(Found(bytes([State.BUSY] * len(keys))))
+            if isinstance(message, Fetch):
+                channel.send(Done([]))
+        elif isinstance(message, Lookup):
+            channel.send(Found(bytes(self._look_up(keys))))
+        else:
+            self._send_all(channel, peer, keys, allowance)
+
+    def count(self, name: str, num: int = 1) -> int:
+        """Add to a counter and return it. Thread: any."""
+        with self._lock:
+            self._counters[name] += num
+            return self._counters[name]
+
+    def counters(self) -> dict[str, int]:
+        """Return a copy of the counters. Thread: any."""
+        with self._lock:
+            return dict(self._counters)
+
+    def _allowance(self, peer: str) -> Allowance:
+        """Return the peer's budgets: the same ones for all its connections, old and new."""
+        with self._lock:
+            allowance = self._allowances.pop(peer, None) or Allowance(
+                self._clock, self._settings.requests_per_s_max, self._settings.bytes_per_s_max
+            )
+            self._allowances[peer] = allowance
+            while len(self._allowances) > NUM_ALLOWANCES_MAX:
+                del self._allowances[next(iter(self._allowances))]
+            return allowance
+
+    def _look_up(self, keys: Sequence[OffloadKey]) -> list[State]:
+        self.count("lookup_requests_served")
+        here = self._shelf.present(keys)
+        missing = [key for key, is_here in zip(keys, here, strict=True) if not is_here]
+        coming = iter(self._shelf.want(missing))
+        return [
+            State.HIT if is_here else State.WAIT if next(coming) else State.MISS for is_here in here
+        ]
+
+    def _send_all(
+        self, channel: Channel, peer: str, keys: Sequence[OffloadKey], allowance: Allowance
+    ) -> None:
+        lease = self._shelf.lease(keys, peer, self._settings.lease_s)
+        try:
+            states = self._offer(keys, lease.copies, allowance)
+            channel.send(Found(bytes(states)))
+            gone = [
+                index
+                for index, key in enumerate(keys)
+                if states[index] is State.HIT
+                and not self._send(channel, index, key, lease.copies[key])
+            ]
+            channel.send(Done(gone))
+        finally:
+            self._shelf.release(lease)
+
+    def _offer(
+        self, keys: Sequence[OffloadKey], copies: dict[OffloadKey, Copy], allowance: Allowance
+    ) -> list[State]:
+        states = []
+        for key, is_here in zip(keys, self._shelf.present(keys), strict=True):
+            if key in copies and allowance.take_bytes(self._shelf.slots.chunk_bytes):
+                states.append(State.HIT)
+            elif is_here:
+                self.count("chunks_over_limit")
+                states.append(State.BUSY)
+            else:
+                states.append(State.MISS)
+        return states
+
+    def _send(self, channel: Channel, index: int, key: OffloadKey, copy: Copy) -> bool:
+        """Send one chunk; False if its slot was reused before all of it was on its way."""
+        payload = self._shelf.slots[copy.slot]
+        code = checksum(key, payload)
+        # The generation vouches for the checksum, and the checksum for what the peer receives.
+        if not self._shelf.holds(copy):
+            self.count("reused_chunks")
+            channel.send(Chunk(index, 0, NO_CHECKSUM))
+            return False
+        channel.send(Chunk(index, payload.nbytes, code), payload)
+        self.count("served_chunks")
+        self.count("served_bytes", payload.nbytes)
+        if not self._shelf.holds(copy):
+            self.count("reused_chunks")
+            return False
+        return True

@@ -1,0 +1,309 @@
+"""The p2p tier: pulls chunks from other hosts' memory and serves this host's to them."""
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any, Final, Self
+
+from typing_extensions import override
+
+from kvstrata.core.errors import ConfigError, TierClosedError
+from kvstrata.core.keys import JobId, OffloadKey
+from kvstrata.core.memory import SlotView
+from kvstrata.core.metrics import P2P_METRICS
+from kvstrata.core.request import ReqContext, ScheduleEndContext
+from kvstrata.core.results import JobResult, LoadJob, LookupResult, StoreJob
+from kvstrata.core.settings import join, parse_settings
+from kvstrata.core.stats import JobStats, Stats
+from kvstrata.core.tier import DEFAULT_ENV, SecondaryTierManager, TierEnv
+from kvstrata.tiers.p2p.handshake import Credentials, tls_contexts
+from kvstrata.tiers.p2p.server import PeerServer
+from kvstrata.tiers.p2p.serving import Serving
+from kvstrata.tiers.p2p.session import Lane, Session
+from kvstrata.tiers.p2p.settings import Address, P2pSettings
+from kvstrata.tiers.p2p.shelf import Shelf
+from kvstrata.tiers.p2p.transfers import FetchTask, Item, Load, Loads, Outcome, Question
+from kvstrata.tiers.p2p.transport import listen
+from kvstrata.tiers.p2p.whereabouts import Whereabouts
+from kvstrata.tiers.p2p.wire import KEYS_MAX
+
+PIECE_BYTES_MAX: Final = 32 << 20  # of one Fetch
+PIECE_CHUNKS_MAX: Final = 64
+NUM_QUESTIONS_MAX: Final = 8  # waiting at one peer; a peer this far behind is not asked
+COUNTERS: Final = [metric.name for metric in P2P_METRICS if metric.kind == "counter"]
+
+
+class P2pTier(SecondaryTierManager):
+    """Other hosts' memory, read only: hosts pull, nobody writes into another's.
+
+    Every store fails at once, which `accepts_stores` says beforehand. What the primary puts on
+    `shelf` is served to peers while the tier lives.
+    """
+
+    accepts_stores = False
+
+    def __init__(self, slots: SlotView, settings: P2pSettings, env: TierEnv = DEFAULT_ENV) -> None:
+        """Begin to listen, if that is set; peers are connected to when they are first asked.
+
+        Raises:
+            ConfigError: The settings can't stand together, or a file or address can't be used.
+        """
+        settings.check(env.path)
+        self._slots, self._settings, self._env = slots, settings, env
+        self._own = _credentials(settings, env, slots.chunk_bytes)
+        self._lock = Lock()
+        self._counters: Counter[str] = Counter()
+        self._to_ask: dict[str | None, dict[OffloadKey, None]] = {}
+        self._is_closed = False
+        self._loads = Loads()
+        self._whereabouts = Whereabouts(
+            env.clock, settings.hit_ttl_s, settings.miss_ttl_s, settings.num_answers_max
+        )
+        self.shelf: Shelf = Shelf(slots, env.clock, settings.num_leased_max)
+        self._serving = Serving(settings, self.shelf, env.clock)
+        self._server = self._start_server()
+        self._sessions = {
+            name: Session(
+                name,
+                address,
+                own=self._own,
+                settings=settings,
+                clock=env.clock,
+                on_change=self._whereabouts.forget_peer,
+            )
+            for name, address in settings.peers.items()
+        }
+
+    @classmethod
+    @override
+    def from_config(cls, slots: SlotView, settings: Mapping[str, Any], env: TierEnv) -> Self:
+        return cls(slots, parse_settings(P2pSettings, settings, env.path), env)
+
+    def _start_server(self) -> PeerServer | None:
+        address = self._settings.listen
+        if address is None:
+            return None
+        try:
+            listener = listen(address)
+        except OSError as error:
+            raise ConfigError(
+                join(self._env.path, "listen"), f"can't listen on {address}: {error.strerror}"
+            ) from error
+        server = PeerServer(listener, self._own, self._settings, self._serving)
+        server.start()
+        return server
+
+    @property
+    def address(self) -> Address | None:
+        """Where this host listens, the port settled; None if it only pulls."""
+        return None if self._server is None else Address(*self._server.address[:2])
+
+    @override
+    def lookup(self, key: OffloadKey, ctx: ReqContext) -> LookupResult:
+        return self.lookup_many((key,), ctx)[0]
+
+    @override
+    def lookup_many(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
+        if not any(session.is_up for session in self._sessions.values()):
+            return [LookupResult.MISS] * len(keys)
+        states = self._whereabouts.states(keys)
+        unknown = [key for key, state in zip(keys, states, strict=True) if state is None]
+        if unknown:
+            self._to_ask.setdefault(ctx.hints.peer, {}).update(dict.fromkeys(unknown))
+        return [LookupResult.RETRY if state is None else state for state in states]
+
+    @override
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        for session in self._sessions.values():
+            session.tend()
+        to_ask, self._to_ask = self._to_ask, {}
+        for hint, keys in to_ask.items():
+            self._ask(list(keys), hint)
+
+    def _ask(self, keys: Sequence[OffloadKey], hint: str | None) -> None:
+        """Ask the hinted peer and, about what it has not, the others; all of them without one."""
+        ready = [
+            name
+            for name, session in self._sessions.items()
+            if session.is_up and session.num_waiting(Lane.CONTROL) < NUM_QUESTIONS_MAX
+        ]
+        first = [name for name in ready if name == hint] or ready
+        later = [name for name in ready if name not in first]
+        epoch = self._whereabouts.expect(keys, first, later)
+        self._put_questions(first, keys, epoch)
+
+    def _put_questions(self, peers: Sequence[str], keys: Sequence[OffloadKey], epoch: int) -> None:
+        for peer in peers:
+            for start in range(0, len(keys), KEYS_MAX):
+                part = keys[start : start + KEYS_MAX]
+                self._count("lookup_requests")
+                self._sessions[peer].submit(Question(peer, part, epoch, self._learn))
+
+    def _learn(
+        self, peer: str, keys: Sequence[OffloadKey], states: Sequence[int] | None, epoch: int
+    ) -> None:
+        further = self._whereabouts.learn(peer, keys, states, epoch)
+        for peers, rest in further.items():
+            self._put_questions(peers, rest, epoch)
+
+    @override
+    def submit_store(self, job: StoreJob) -> None:
+        self._check_open()
+        self._count("refused_store_chunks", len(job.keys))
+        self._loads.finish(JobResult(job.job_id, frozenset(job.keys)))
+
+    @override
+    def submit_load(self, job: LoadJob) -> None:
+        self._check_open()
+        hint = None if job.req_context is None else job.req_context.hints.peer
+        load = self._loads.start(job, self._settings.transfer_timeout_s, self._env.clock.now_s())
+        self._dispatch(
+            load,
+            [
+                Item(key, slot, self._candidates(key, hint))
+                for key, slot in zip(job.keys, job.slots, strict=True)
+            ],
+        )
+
+    def _candidates(self, key: OffloadKey, hint: str | None) -> list[str]:
+        """Return the peers to try: who is known to have it, or all if nobody was asked."""
+        holders = self._whereabouts.holders(key)
+        peers = list(self._sessions) if holders is None else list(holders)
+        waiting = {peer: self._sessions[peer].num_waiting(Lane.PAYLOAD) for peer in peers}
+        return sorted(peers, key=lambda peer: (peer != hint, waiting[peer]))
+
+    def _dispatch(self, load: Load, items: Sequence[Item]) -> None:
+        """Send each item to its next living candidate; fail those that have none."""
+        by_peer: dict[str, list[Item]] = {}
+        hopeless: list[tuple[Item, Outcome]] = []
+        for item in items:
+            while item.candidates and not self._sessions[item.candidates[0]].is_up:
+                del item.candidates[0]
+            if item.candidates and not load.is_over:
+                by_peer.setdefault(item.candidates.pop(0), []).append(item)
+            else:
+                hopeless.append((item, Outcome.LOST))
+        self._settle(load, hopeless)
+        for peer, theirs in by_peer.items():
+            num = self._piece_chunks(len(theirs))
+            for start in range(0, len(theirs), num):
+                piece = theirs[start : start + num]
+                self._sessions[peer].submit(
+                    FetchTask(
+                        peer,
+                        load,
+                        piece,
+                        slots=self._slots,
+                        loads=self._loads,
+                        tried=self._take_tried,
+                    )
+                )
+
+    def _piece_chunks(self, num_chunks: int) -> int:
+        """Return how many of a peer's chunks one request asks for, to use all connections."""
+        share = -(-num_chunks // self._settings.num_connections)
+        fitting = max(1, PIECE_BYTES_MAX // self._slots.chunk_bytes)
+        return max(1, min(share, fitting, PIECE_CHUNKS_MAX))
+
+    def _take_tried(self, task: FetchTask, tried: list[tuple[Item, Outcome]]) -> None:
+        """Settle what came; try the rest at the next candidate."""
+        settled, again = [], []
+        for item, outcome in tried:
+            if outcome is Outcome.ABSENT:
+                self._whereabouts.correct(task.peer, item.key)
+            if outcome is Outcome.CORRUPT:
+                self._count("corrupt_chunks")
+            if outcome is Outcome.LOADED or not item.candidates:
+                settled.append((item, outcome))
+            else:
+                again.append(item)
+        self._settle(task.load, settled)
+        if again:
+            self._dispatch(task.load, again)
+
+    def _settle(self, load: Load, outcomes: Sequence[tuple[Item, Outcome]]) -> None:
+        if not outcomes:
+            return
+        num_loaded = sum(outcome is Outcome.LOADED for _, outcome in outcomes)
+        self._count("loaded_chunks", num_loaded)
+        self._count("loaded_bytes", num_loaded * self._slots.chunk_bytes)
+        self._count("failed_load_chunks", len(outcomes) - num_loaded)
+        self._loads.settle(load, outcomes)
+
+    @override
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        return self._loads.take_finished()
+
+    @override
+    def cancel(self, job_id: JobId) -> None:
+        self._loads.cancel([job_id])
+
+    @override
+    def drain_jobs(self, timeout_s: float) -> Collection[JobId]:
+        return self._loads.wait(timeout_s)
+
+    @override
+    def reset(self) -> None:
+        """Forget what peers said; their chunks are theirs and stay."""
+        self._to_ask.clear()
+        self._whereabouts.clear()
+        self._loads.cancel()
+
+    @override
+    def shutdown(self, timeout_s: float = 10.0) -> Collection[JobId]:
+        if self._is_closed:
+            return ()
+        self._is_closed = True
+        end_s = time.monotonic() + timeout_s
+        self._loads.cancel()
+        for session in self._sessions.values():
+            session.close(max(0.0, end_s - time.monotonic()))
+        if self._server is not None:
+            self._server.stop(max(0.0, end_s - time.monotonic()))
+        return self._loads.wait(max(0.0, end_s - time.monotonic()))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TierClosedError(self._env.name, "was shut down")
+
+    def _count(self, name: str, num: int = 1) -> None:
+        with self._lock:
+            self._counters[name] += num
+
+    @override
+    def get_stats(self) -> Stats:
+        now_s = self._env.clock.now_s()
+        jobs = [
+            JobStats(
+                load.job.job_id,
+                "load",
+                self._env.name,
+                len(load.job.keys),
+                now_s - load.started_s,
+                None if load.job.req_context is None else load.job.req_context.req_id,
+            )
+            for load in self._loads.in_flight()
+        ]
+        with self._lock:
+            counters = dict.fromkeys(COUNTERS, 0) | self._counters | self._serving.counters()
+        counters["lost_peers"] = sum(session.num_lost for session in self._sessions.values())
+        gauges = {
+            "num_jobs": len(jobs),
+            "num_peers": len(self._sessions),
+            "num_peers_up": sum(session.is_up for session in self._sessions.values()),
+            "num_connections": 0 if self._server is None else self._server.num_connections,
+            "num_answers": len(self._whereabouts),
+            "num_answers_max": self._settings.num_answers_max,
+            "num_published": self.shelf.num_published,
+            "num_leased": self.shelf.num_leased,
+        }
+        return Stats(gauges, counters, jobs=jobs, state="closed" if self._is_closed else "ok")
+
+
+def _credentials(settings: P2pSettings, env: TierEnv, chunk_bytes: int) -> Credentials:
+    calling = called = None
+    if settings.tls is not None:
+        calling, called = tls_contexts(settings.tls, env.path)
+    secret = settings.read_secret(env.path)
+    return Credentials(settings.identity, env.namespace, chunk_bytes, secret, calling, called)

@@ -1,0 +1,236 @@
+"""What is asked of a peer: questions and fetches as tasks, and the jobs that fetches add up to."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from typing_extensions import override
+
+from kvstrata.core.errors import ProtocolError
+from kvstrata.core.keys import JobId, OffloadKey
+from kvstrata.core.memory import SlotView
+from kvstrata.core.results import JobResult, LoadJob
+from kvstrata.tiers.p2p.session import CancelledTransferError, Lane, Task
+from kvstrata.tiers.p2p.transport import Channel
+from kvstrata.tiers.p2p.wire import Chunk, Done, Fetch, Found, Lookup, State, chunk_digest
+
+
+class Outcome(Enum):
+    """How the attempt to fetch one chunk ended."""
+
+    LOADED = "loaded"
+    ABSENT = "absent"  # the peer does not have it, or not any more
+    BUSY = "busy"  # it has it, but over a limit
+    LOST = "lost"  # the peer was lost, or the job cancelled or out of time
+    CORRUPT = "corrupt"
+
+
+@dataclass(slots=True)
+class Item:
+    """One chunk of a load: where it goes, and the peers to try, the next one first."""
+
+    key: OffloadKey
+    slot: int
+    candidates: list[str]
+
+
+@dataclass(eq=False, slots=True)
+class Load:
+    """One load job in flight; its slots are the job's while an item is open."""
+
+    job: LoadJob
+    deadline_s: float
+    num_open: int
+    started_s: float
+    failed: set[OffloadKey] = field(default_factory=set)
+    corrupt: set[OffloadKey] = field(default_factory=set)
+    channels: set[Channel] = field(default_factory=set)
+    is_cancelled: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no point in going on."""
+        return self.is_cancelled or time.monotonic() >= self.deadline_s
+
+
+class Loads:
+    """All load jobs in flight; each ends in one result, once no item of it is open.
+
+    Thread: any. Blocks: for a short lock; `wait` as long as it says.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._loads: dict[JobId, Load] = {}
+        self._finished: list[JobResult] = []
+
+    def start(self, job: LoadJob, timeout_s: float, started_s: float) -> Load:
+        """Take up a job; an empty one ends at once."""
+        load = Load(job, time.monotonic() + timeout_s, len(job.keys), started_s)
+        with self._changed:
+            self._loads[job.job_id] = load
+            self._end_if_settled(load)
+        return load
+
+    def finish(self, result: JobResult) -> None:
+        """Add the result of a job that never ran."""
+        with self._changed:
+            self._finished.append(result)
+
+    def settle(self, load: Load, outcomes: Sequence[tuple[Item, Outcome]]) -> None:
+        """Close items for good. Nothing writes their slots any more."""
+        with self._changed:
+            for item, outcome in outcomes:
+                if outcome is not Outcome.LOADED:
+                    load.failed.add(item.key)
+                if outcome is Outcome.CORRUPT:
+                    load.corrupt.add(item.key)
+            load.num_open -= len(outcomes)
+            self._end_if_settled(load)
+
+    def _end_if_settled(self, load: Load) -> None:
+        if load.num_open == 0:
+            del self._loads[load.job.job_id]
+            self._finished.append(
+                JobResult(load.job.job_id, frozenset(load.failed), frozenset(load.corrupt))
+            )
+            self._changed.notify_all()
+
+    def enter(self, load: Load, channel: Channel) -> bool:
+        """Note that a connection works for the job; False if the job is over."""
+        with self._changed:
+            if load.is_over:
+                return False
+            load.channels.add(channel)
+            return True
+
+    def leave(self, load: Load, channel: Channel) -> None:
+        """Note that it does not any more."""
+        with self._changed:
+            load.channels.discard(channel)
+
+    def cancel(self, job_ids: Collection[JobId] | None = None) -> None:
+        """End these jobs, or all, as soon as their connections notice; unknown ids are ignored."""
+        with self._changed:
+            for job_id in list(self._loads) if job_ids is None else job_ids:
+                load = self._loads.get(job_id)
+                if load is not None:
+                    load.is_cancelled = True
+                    for channel in load.channels:
+                        channel.abort()
+
+    def take_finished(self) -> list[JobResult]:
+        """Return the results since the last call."""
+        with self._changed:
+            finished, self._finished = self._finished, []
+            return finished
+
+    def wait(self, timeout_s: float) -> Collection[JobId]:
+        """Wait until no job is in flight; return those that still are."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._loads, timeout_s)
+            return list(self._loads)
+
+    def in_flight(self) -> list[Load]:
+        """Return the jobs in flight, oldest first."""
+        with self._changed:
+            return list(self._loads.values())
+
+
+Told = Callable[[str, Sequence[OffloadKey], Sequence[int] | None, int], None]
+
+
+class Question(Task):
+    """Which of these does the peer have? `told` gets its states, or None if there is no answer."""
+
+    lane = Lane.CONTROL
+
+    def __init__(self, peer: str, keys: Sequence[OffloadKey], epoch: int, told: Told) -> None:
+        self._peer, self._keys, self._epoch, self._told = peer, keys, epoch, told
+
+    @override
+    def run(self, channel: Channel) -> None:
+        channel.set_deadline(channel.silence_timeout_s)
+        channel.send(Lookup(list(self._keys)))
+        self._told(self._peer, self._keys, _states(channel, len(self._keys)), self._epoch)
+
+    @override
+    def fail(self) -> None:
+        self._told(self._peer, self._keys, None, self._epoch)
+
+
+class FetchTask(Task):
+    """Fetch chunks from one peer straight into their slots."""
+
+    lane = Lane.PAYLOAD
+
+    def __init__(
+        self,
+        peer: str,
+        load: Load,
+        items: Sequence[Item],
+        *,
+        slots: SlotView,
+        loads: Loads,
+        tried: "Callable[[FetchTask, list[tuple[Item, Outcome]]], None]",
+    ) -> None:
+        """Prepare it; `tried` is called once, when no slot of `items` is touched any more."""
+        self.peer, self.load, self.items = peer, load, items
+        self._slots, self._loads, self._tried = slots, loads, tried
+        self._outcomes: dict[int, Outcome] = {}
+
+    @override
+    def run(self, channel: Channel) -> None:
+        if self._loads.enter(self.load, channel):
+            try:
+                channel.set_deadline(self.load.deadline_s - time.monotonic())
+                self._fetch(channel)
+            except OSError as error:
+                if self.load.is_over:  # aborted from here, or too slow: not the peer's death
+                    raise CancelledTransferError(channel.name, "transfer ended") from error
+                raise
+            finally:
+                self._loads.leave(self.load, channel)
+        self._report()
+
+    @override
+    def fail(self) -> None:
+        for index, outcome in self._outcomes.items():
+            if outcome is Outcome.CORRUPT:  # it may have been reused: that was not said any more
+                self._outcomes[index] = Outcome.LOST
+        self._report()
+
+    def _report(self) -> None:
+        get = self._outcomes.get
+        self._tried(self, [(item, get(i, Outcome.LOST)) for i, item in enumerate(self.items)])
+
+    def _fetch(self, channel: Channel) -> None:
+        channel.send(Fetch([item.key for item in self.items]))
+        states = _states(channel, len(self.items))
+        for index, state in enumerate(states):
+            if state == State.HIT:
+                self._outcomes[index] = self._receive(channel, index)
+            else:
+                self._outcomes[index] = Outcome.BUSY if state == State.BUSY else Outcome.ABSENT
+        for index in channel.receive(Done).gone:
+            self._outcomes[index] = Outcome.ABSENT
+
+    def _receive(self, channel: Channel, index: int) -> Outcome:
+        item = self.items[index]
+        chunk = channel.receive(Chunk)
+        if chunk.index != index or chunk.length not in {0, self._slots.chunk_bytes}:
+            raise ProtocolError(channel.name, "sends a chunk that was not asked for")
+        if not chunk.length:
+            return Outcome.ABSENT
+        digest = chunk_digest(item.key, chunk.length)
+        received = channel.receive_payload(self._slots[item.slot], digest)
+        return Outcome.LOADED if received == chunk.checksum else Outcome.CORRUPT
+
+
+def _states(channel: Channel, num_keys: int) -> bytes:
+    states = channel.receive(Found).states
+    if len(states) != num_keys:
+        raise ProtocolError(channel.name, f"{len(states)} answers to {num_keys} keys")
+    return states
