@@ -46,8 +46,22 @@ PRIMARY_METRICS: Final = (
     Metric("dropped_events", "counter", "events", "events dropped because nobody took them"),
 )
 
+# What every secondary tier's `get_stats()` holds; a tier may add to it.
+TIER_METRICS: Final = (
+    Metric("num_resident", "gauge", "chunks", "chunks that the tier knows it holds"),
+    Metric("used_bytes", "gauge", "bytes", "bytes that they take"),
+    Metric("num_jobs", "gauge", "jobs", "copies in flight"),
+    Metric("stored_chunks", "counter", "chunks", "chunks written"),
+    Metric("stored_bytes", "counter", "bytes", "payload of those"),
+    Metric("present_chunks", "counter", "chunks", "chunks not written, being there already"),
+    Metric("failed_store_chunks", "counter", "chunks", "chunks whose store failed"),
+    Metric("loaded_chunks", "counter", "chunks", "chunks read and verified"),
+    Metric("loaded_bytes", "counter", "bytes", "payload of those"),
+    Metric("failed_load_chunks", "counter", "chunks", "chunks whose load failed"),
+)
+
+# On top of TIER_METRICS.
 P2P_METRICS: Final = (
-    Metric("num_jobs", "gauge", "jobs", "loads in flight"),
     Metric("num_peers", "gauge", "peers", "hosts to pull from"),
     Metric("num_peers_up", "gauge", "peers", "those that are not taken for dead"),
     Metric("num_connections", "gauge", "connections", "accepted from peers and open"),
@@ -58,9 +72,6 @@ P2P_METRICS: Final = (
     Metric(
         "lookup_requests", "counter", "requests", "questions sent to peers, each one round trip"
     ),
-    Metric("loaded_chunks", "counter", "chunks", "chunks pulled from peers"),
-    Metric("loaded_bytes", "counter", "bytes", "payload of those"),
-    Metric("failed_load_chunks", "counter", "chunks", "chunks that no peer brought"),
     Metric("corrupt_chunks", "counter", "chunks", "copies whose checksum was wrong"),
     Metric("refused_store_chunks", "counter", "chunks", "stores: hosts pull, none is pushed to"),
     Metric("lost_peers", "counter", "times", "a peer was taken for dead"),

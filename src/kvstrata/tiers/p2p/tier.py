@@ -11,7 +11,7 @@ from typing_extensions import override
 from kvstrata.core.errors import ConfigError, TierClosedError
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
-from kvstrata.core.metrics import P2P_METRICS
+from kvstrata.core.metrics import P2P_METRICS, TIER_METRICS
 from kvstrata.core.request import ReqContext, ScheduleEndContext
 from kvstrata.core.results import JobResult, LoadJob, LookupResult, StoreJob
 from kvstrata.core.settings import join, parse_settings
@@ -31,7 +31,9 @@ from kvstrata.tiers.p2p.wire import KEYS_MAX
 PIECE_BYTES_MAX: Final = 32 << 20  # of one Fetch
 PIECE_CHUNKS_MAX: Final = 64
 NUM_QUESTIONS_MAX: Final = 8  # waiting at one peer; a peer this far behind is not asked
-COUNTERS: Final = [metric.name for metric in P2P_METRICS if metric.kind == "counter"]
+COUNTERS: Final = [
+    metric.name for metric in (*TIER_METRICS, *P2P_METRICS) if metric.kind == "counter"
+]
 
 
 class P2pTier(SecondaryTierManager):
@@ -151,6 +153,7 @@ class P2pTier(SecondaryTierManager):
     def submit_store(self, job: StoreJob) -> None:
         self._check_open()
         self._count("refused_store_chunks", len(job.keys))
+        self._count("failed_store_chunks", len(job.keys))
         self._loads.finish(JobResult(job.job_id, frozenset(job.keys)))
 
     @override
@@ -289,6 +292,8 @@ class P2pTier(SecondaryTierManager):
             counters = dict.fromkeys(COUNTERS, 0) | self._counters | self._serving.counters()
         counters["lost_peers"] = sum(session.num_lost for session in self._sessions.values())
         gauges = {
+            "num_resident": 0,  # what can be pulled is the peers'
+            "used_bytes": 0,
             "num_jobs": len(jobs),
             "num_peers": len(self._sessions),
             "num_peers_up": sum(session.is_up for session in self._sessions.values()),
