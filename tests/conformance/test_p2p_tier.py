@@ -17,7 +17,6 @@ from kvstrata.tiers.p2p import P2pTier
 from kvstrata.tiers.p2p.settings import P2pSettings
 from tests.p2p_hosts import BASE, NAMESPACE, HostProcess, secret_file
 
-
 Security = dict[str, Any]
 """Settings of a host that say how it proves itself."""
 

@@ -187,6 +187,9 @@ class Session:
         if self._is_closed or not (self._is_up or task.is_probe):
             task.fail()
             return channel
+        if channel is not None and channel not in self._channels:  # ended with the others
+            channel.close()
+            channel = None
         former, num_received_bytes = channel, 0 if channel is None else channel.num_received_bytes
         try:
             if channel is None:
