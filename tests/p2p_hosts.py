@@ -86,10 +86,6 @@ class SmallPrimary:
             poison(self.slots.row(slot))
         self._free += slots
 
-    def corrupt(self, key: OffloadKey) -> None:
-        """Change a byte behind the shelf's back, as a stray write would."""
-        self.slots[self.slot_of[key]][17] ^= 0xFF
-
     def evict(self, *keys: OffloadKey) -> None:
         self._shelf.withdraw(keys)
         for key in keys:
@@ -182,6 +178,7 @@ class Proxy:
         self._changed = threading.Condition()
         self._budget_bytes = math.inf
         self.num_passed_bytes = 0
+        self.is_damaging = False  # payload that passes
         self.links: list[Link] = []
         self._threads: list[threading.Thread] = []
         self._spawn(self._accept)
@@ -215,6 +212,10 @@ class Proxy:
             while (received := source.recv(65536)) and not link.is_over:
                 if is_answer:
                     self._wait_for_budget(link, len(received))
+                    if self.is_damaging and len(received) > 2_000:
+                        place = len(received) // 2
+                        flipped = bytes([received[place] ^ 1])
+                        received = received[:place] + flipped + received[place + 1 :]
                 sink.sendall(received)
         self._end(link)
         with self._changed:

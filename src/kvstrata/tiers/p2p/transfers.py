@@ -153,7 +153,7 @@ class Question(Task):
     @override
     def run(self, channel: Channel) -> None:
         channel.set_deadline(channel.silence_timeout_s)
-        channel.send(Lookup(list(self._keys)))
+        channel.send(Lookup(self._keys))
         self._told(self._peer, self._keys, _states(channel, len(self._keys)), self._epoch)
 
     @override

@@ -1,5 +1,6 @@
 """Messages between peers, their bounds, and how one becomes bytes."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Final
 
@@ -18,7 +19,7 @@ MESSAGE_BYTES_MAX: Final = 1 << 20
 KEYS_MAX: Final = 2048  # of one message
 
 Key = Annotated[bytes, Meta(min_length=5, max_length=256)]
-Keys = Annotated[list[Key], Meta(max_length=KEYS_MAX)]
+Keys = Annotated[Sequence[Key], Meta(max_length=KEYS_MAX)]
 Text = Annotated[str, Meta(max_length=256)]
 Nonce = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Proof32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -106,7 +107,7 @@ class Chunk(Message, tag=13):
 class Done(Message, tag=14):
     """All is sent. `gone`: indices whose slot was reused while it was being sent."""
 
-    gone: Annotated[list[Index], Meta(max_length=KEYS_MAX)]
+    gone: Annotated[Sequence[Index], Meta(max_length=KEYS_MAX)]
 
 
 AnyMessage = (
