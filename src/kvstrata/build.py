@@ -12,9 +12,12 @@ from kvstrata.core.namespace import Namespace
 from kvstrata.core.policy import EvictionPolicy
 from kvstrata.core.registry import Registry
 from kvstrata.core.tenants import TenantResolver
+from kvstrata.policies.partitioned import PartitionedPolicy
 from kvstrata.primary.chunk_store import PrimaryLimits
 from kvstrata.primary.manager import CPUOffloadingManager
 from kvstrata.primary.region import HUGE_PAGES, HostRegion
+from kvstrata.primary.reuse_filter import FilterReusedOffloadingManager
+from kvstrata.primary.tenancy import TenantOffloadingManager
 
 AUTO_POLICY = "lru"
 
@@ -33,6 +36,22 @@ def make_policy(name: str, capacity: int, path: str = "primary.policy") -> Evict
     """
     kind = POLICIES.get(AUTO_POLICY if name == "auto" else name, path)
     return kind(capacity)
+
+
+def _primary_policy(config: Config, num_chunks: int) -> EvictionPolicy:
+    """Return the configured policy, with priority classes and the tenants' quotas around it."""
+    name = config.primary.policy
+    make_policy(name, num_chunks)  # so that a wrong name is refused now
+    return PartitionedPolicy(
+        num_chunks,
+        lambda capacity: make_policy(name, capacity),
+        num_priority_max=int(num_chunks * config.primary.priority_share),
+        quotas={
+            tenant: max(1, int(num_chunks * settings.quota))
+            for tenant, settings in config.tenants.items()
+            if settings.quota < 1
+        },
+    )
 
 
 def num_primary_chunks(config: PrimaryConfig, chunk_bytes: int) -> int:
@@ -75,7 +94,7 @@ def build_manager(
     config = Config.parse(config)
     clock = clock or SystemClock()
     num_chunks = num_primary_chunks(config.primary, chunk_bytes)
-    policy = make_policy(config.primary.policy, num_chunks)
+    policy = _primary_policy(config, num_chunks)
     tenants = TenantResolver(config.tenant_from, config.tenants)
     advice = HUGE_PAGES if config.primary.huge_pages else ()
     region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
@@ -85,6 +104,13 @@ def build_manager(
         num_events_max=config.primary.num_events_max,
         tokens_per_chunk=config.tokens_per_chunk,
     )
-    return CPUOffloadingManager(
+    manager: OffloadingManager = CPUOffloadingManager(
         region, policy, limits=limits, tenants=tenants, clock=clock, close_region=region.close
     )
+    if config.filter.store_threshold > 1:
+        manager = FilterReusedOffloadingManager(
+            manager,
+            store_threshold=config.filter.store_threshold,
+            num_tracked_max=config.filter.num_tracked_max,
+        )
+    return TenantOffloadingManager(manager, tenants)

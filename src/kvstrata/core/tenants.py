@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from kvstrata.core.config import TenantConfig
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.namespace import tagged_digest
-from kvstrata.core.request import ReqContext
+from kvstrata.core.request import NO_HINTS, ReqContext
 
 DEFAULT_TENANT = "default"
 TAG_BYTES = 16
 NUM_CACHED_TAGS_MAX = 4096
 UNTRUSTED = "unverified"
+PLAIN_TENANT = TenantConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class TenantResolver:
         """
         self._kind, _, self._argument = source.partition(":")
         self._configs = dict(configs or {})
-        self._default = self._configs.get(DEFAULT_TENANT, TenantConfig())
+        self._default = self._configs.get(DEFAULT_TENANT, PLAIN_TENANT)
+        self._nobody = self._make(None)
         self._cache: dict[str | None, Tenant] = {}
         self._secret = b""
         if self._kind == "signed":
@@ -60,6 +62,8 @@ class TenantResolver:
 
     def resolve(self, ctx: ReqContext) -> Tenant:
         """Return the request's tenant."""
+        if ctx.hints is NO_HINTS and self._kind == "hint":
+            return self._nobody
         name = self._name_of(ctx)
         tenant = self._cache.get(name)
         if tenant is None:

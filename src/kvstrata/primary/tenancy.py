@@ -1,0 +1,84 @@
+"""`TenantOffloadingManager`: tenants never share a chunk, whatever keys they send."""
+
+from collections.abc import Collection, Sequence
+
+from typing_extensions import override
+
+from kvstrata.core.delegate import DelegatingManager
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.manager import NO_KEYS, OffloadingManager
+from kvstrata.core.request import ReqContext
+from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
+from kvstrata.core.tenants import TAG_BYTES, TenantResolver
+
+
+class TenantOffloadingManager(DelegatingManager):
+    """Puts the tenant's tag in front of each key on the way in, and takes it off on the way out.
+
+    Requests without a tenant keep their keys. Events, `evicted_keys` and everything below speak of
+    keys with tags, since they concern all tenants.
+    """
+
+    def __init__(self, inner: OffloadingManager, tenants: TenantResolver) -> None:
+        """Wrap a manager; it is owned, and shut down with this one."""
+        super().__init__(inner)
+        self._tenants = tenants
+
+    def _tagged(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[OffloadKey]:
+        tag = self._tenants.resolve(ctx).tag
+        return [OffloadKey(tag + key) for key in keys] if tag else keys
+
+    def _tagged_set(self, keys: Collection[OffloadKey], ctx: ReqContext) -> Collection[OffloadKey]:
+        tag = self._tenants.resolve(ctx).tag
+        return {OffloadKey(tag + key) for key in keys} if tag and keys else keys
+
+    @override
+    def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> int | None:
+        return self.inner.lookup(self._tagged(keys, ctx), ctx)
+
+    @override
+    def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
+        return self.inner.lookup_states(self._tagged(keys, ctx), ctx)
+
+    @override
+    def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
+        self.inner.touch(self._tagged(keys, ctx), ctx)
+
+    @override
+    def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
+        return self.inner.prepare_load(self._tagged(keys, ctx), ctx)
+
+    @override
+    def complete_load(
+        self,
+        keys: Collection[OffloadKey],
+        ctx: ReqContext,
+        failed: Collection[OffloadKey] = NO_KEYS,
+    ) -> None:
+        tagged = self._tagged(list(keys), ctx)
+        self.inner.complete_load(tagged, ctx, self._tagged_set(failed, ctx))
+
+    @override
+    def prepare_store(
+        self, keys: Sequence[OffloadKey], ctx: ReqContext
+    ) -> PrepareStoreOutput | None:
+        tagged = self._tagged(keys, ctx)
+        output = self.inner.prepare_store(tagged, ctx)
+        if output is None or tagged is keys:
+            return output
+        stored = [OffloadKey(key[TAG_BYTES:]) for key in output.keys_to_store]
+        return PrepareStoreOutput(stored, output.store_spec, output.evicted_keys)
+
+    @override
+    def complete_store(
+        self,
+        keys: Collection[OffloadKey],
+        ctx: ReqContext,
+        failed: Collection[OffloadKey] = NO_KEYS,
+    ) -> None:
+        tagged = self._tagged(list(keys), ctx)
+        self.inner.complete_store(tagged, ctx, self._tagged_set(failed, ctx))
+
+    @override
+    def delete(self, keys: Collection[OffloadKey], ctx: ReqContext) -> None:
+        self.inner.delete(self._tagged(list(keys), ctx), ctx)
