@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from kvstrata.cli.bench_p2p import p2p
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
@@ -14,6 +15,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+bench.command()(p2p)
 
 
 def main() -> None:

@@ -12,10 +12,9 @@ from kvstrata.tiers.p2p.limits import Allowance
 from kvstrata.tiers.p2p.settings import P2pSettings
 from kvstrata.tiers.p2p.shelf import Copy, Shelf
 from kvstrata.tiers.p2p.transport import Channel
-from kvstrata.tiers.p2p.wire import Chunk, Done, Fetch, Found, Lookup, Message, State, checksum
+from kvstrata.tiers.p2p.wire import Chunk, Fetch, Found, Lookup, Message, Seal, State, chunk_digest
 
 NUM_ALLOWANCES_MAX: Final = 1024
-NO_CHECKSUM: Final = bytes(16)
 
 
 class Serving:
@@ -44,8 +43,6 @@ class Serving:
         if not allowance.take_request():
             self.count("requests_over_limit")
             channel.send(Found(bytes([State.BUSY] * len(keys))))
-            if isinstance(message, Fetch):
-                channel.send(Done([]))
         elif isinstance(message, Lookup):
             channel.send(Found(bytes(self._look_up(keys))))
         else:
@@ -89,13 +86,9 @@ class Serving:
         try:
             states = self._offer(keys, lease.copies, allowance)
             channel.send(Found(bytes(states)))
-            gone = [
-                index
-                for index, key in enumerate(keys)
-                if states[index] is State.HIT
-                and not self._send(channel, index, key, lease.copies[key])
-            ]
-            channel.send(Done(gone))
+            for index, key in enumerate(keys):
+                if states[index] is State.HIT:
+                    self._send(channel, index, key, lease.copies[key])
         finally:
             self._shelf.release(lease)
 
@@ -113,19 +106,22 @@ class Serving:
                 states.append(State.MISS)
         return states
 
-    def _send(self, channel: Channel, index: int, key: OffloadKey, copy: Copy) -> bool:
-        """Send one chunk; False if its slot was reused before all of it was on its way."""
+    def _send(self, channel: Channel, index: int, key: OffloadKey, copy: Copy) -> None:
+        """Send one chunk, unless it has left; then say whether it had left before the end.
+
+        The generation vouches for the checksum, and the checksum for what the peer receives.
+        """
+        if not self._shelf.holds(copy):
+            self.count("reused_chunks")
+            channel.send(Chunk(index, 0))
+            return
         payload = self._shelf.slots[copy.slot]
-        code = checksum(key, payload)
-        # The generation vouches for the checksum, and the checksum for what the peer receives.
-        if not self._shelf.holds(copy):
+        channel.send(Chunk(index, payload.nbytes))
+        checksum = channel.send_payload(payload, chunk_digest(key, payload.nbytes))
+        is_good = self._shelf.holds(copy)
+        channel.send(Seal(checksum if is_good else None))
+        if is_good:
+            self.count("served_chunks")
+            self.count("served_bytes", payload.nbytes)
+        else:
             self.count("reused_chunks")
-            channel.send(Chunk(index, 0, NO_CHECKSUM))
-            return False
-        channel.send(Chunk(index, payload.nbytes, code), payload)
-        self.count("served_chunks")
-        self.count("served_bytes", payload.nbytes)
-        if not self._shelf.holds(copy):
-            self.count("reused_chunks")
-            return False
-        return True

@@ -14,7 +14,7 @@ from kvstrata.core.memory import SlotView
 from kvstrata.core.results import JobResult, LoadJob
 from kvstrata.tiers.p2p.session import CancelledTransferError, Lane, Task
 from kvstrata.tiers.p2p.transport import Channel
-from kvstrata.tiers.p2p.wire import Chunk, Done, Fetch, Found, Lookup, State, chunk_digest
+from kvstrata.tiers.p2p.wire import Chunk, Fetch, Found, Lookup, Seal, State, chunk_digest
 
 
 class Outcome(Enum):
@@ -197,9 +197,6 @@ class FetchTask(Task):
 
     @override
     def fail(self) -> None:
-        for index, outcome in self._outcomes.items():
-            if outcome is Outcome.CORRUPT:  # it may have been reused: that was not said any more
-                self._outcomes[index] = Outcome.LOST
         self._report()
 
     def _report(self) -> None:
@@ -214,8 +211,6 @@ class FetchTask(Task):
                 self._outcomes[index] = self._receive(channel, index)
             else:
                 self._outcomes[index] = Outcome.BUSY if state == State.BUSY else Outcome.ABSENT
-        for index in channel.receive(Done).gone:
-            self._outcomes[index] = Outcome.ABSENT
 
     def _receive(self, channel: Channel, index: int) -> Outcome:
         item = self.items[index]
@@ -226,7 +221,10 @@ class FetchTask(Task):
             return Outcome.ABSENT
         digest = chunk_digest(item.key, chunk.length)
         received = channel.receive_payload(self._slots[item.slot], digest)
-        return Outcome.LOADED if received == chunk.checksum else Outcome.CORRUPT
+        expected = channel.receive(Seal).checksum
+        if expected is None:
+            return Outcome.ABSENT
+        return Outcome.LOADED if received == expected else Outcome.CORRUPT
 
 
 def _states(channel: Channel, num_keys: int) -> bytes:

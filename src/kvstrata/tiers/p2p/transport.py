@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import xxhash
 
 SOCKET_BUFFER_BYTES: Final = 4 << 20
+PIECE_BYTES: Final = 256 << 10
 
 M = TypeVar("M", bound=Message)
 
@@ -74,23 +75,28 @@ class Channel:
         """From now on mark every message with a code that needs the key, and accept no other."""
         self._send_key, self._receive_key = send_key, receive_key
 
-    def send(self, message: Message, payload: memoryview | None = None) -> bytes:
-        """Send a message, and raw payload behind it; return the message's bytes."""
+    def send(self, message: Message) -> bytes:
+        """Send a message; return its bytes."""
         body = encode(message)
         code = self._code(self._send_key, self._num_sent, body)
         self._num_sent += 1
         self._arm(self.silence_timeout_s)
         self._sock.sendall(len(code + body).to_bytes(LENGTH_BYTES, "big") + code + body)
-        if payload is not None:
-            self.send_payload(payload)
         return body
 
-    def send_payload(self, payload: memoryview) -> None:
-        """Send raw bytes. The other side has to take some of them within the silence timeout."""
-        num_sent = 0
-        while num_sent < payload.nbytes:
-            self._arm(self.silence_timeout_s)
-            num_sent += self._sock.send(payload[num_sent:])
+    def send_payload(self, payload: memoryview, digest: "xxhash.xxh3_128") -> bytes:
+        """Send raw bytes, feed them to `digest` piece by piece, and return its result.
+
+        Each piece is in the processor's cache when it is sent. The other side has to take some of
+        it within the silence timeout.
+        """
+        for start in range(0, payload.nbytes, PIECE_BYTES):
+            piece = payload[start : start + PIECE_BYTES]
+            digest.update(piece)
+            while piece.nbytes:
+                self._arm(self.silence_timeout_s)
+                piece = piece[self._sock.send(piece) :]
+        return digest.digest()
 
     def receive(self, kind: type[M], wait_s: float | None = None) -> M:
         """Return the next message, which must be of this kind.

@@ -91,28 +91,27 @@ class Found(Message, tag=11):
 
 
 class Fetch(Message, tag=12):
-    """Send these. Answered at once by `Found`, then for each HIT a `Chunk`, then `Done`."""
+    """Send these. Answered at once by `Found`, then for each HIT, in order, a `Chunk`."""
 
     keys: Keys
 
 
 class Chunk(Message, tag=13):
-    """A chunk's payload follows, `length` bytes raw; 0: it left in the meantime."""
+    """A chunk's payload follows, `length` bytes raw, then a `Seal`; 0: it has left already."""
 
     index: Index
     length: Count
-    checksum: Digest
 
 
-class Done(Message, tag=14):
-    """All is sent. `gone`: indices whose slot was reused while it was being sent."""
+class Seal(Message, tag=14):
+    """The checksum of what was sent; None if it left while it was being sent: what came is void."""
 
-    gone: Annotated[Sequence[Index], Meta(max_length=KEYS_MAX)]
+    checksum: Digest | None
 
 
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | Refused
-    | Lookup | Found | Fetch | Chunk | Done
+    | Lookup | Found | Fetch | Chunk | Seal
 )  # fmt: skip
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -141,10 +140,3 @@ def chunk_digest(key: OffloadKey, length: int) -> xxhash.xxh3_128:
     digest = xxhash.xxh3_128(len(key).to_bytes(2, "little") + key)
     digest.update(length.to_bytes(8, "little"))
     return digest
-
-
-def checksum(key: OffloadKey, payload: memoryview) -> bytes:
-    """Return the checksum that travels with a chunk: of key, length and payload."""
-    digest = chunk_digest(key, payload.nbytes)
-    digest.update(payload)
-    return digest.digest()

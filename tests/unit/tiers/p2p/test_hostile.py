@@ -22,13 +22,13 @@ from kvstrata.tiers.p2p.transport import Channel, connect
 from kvstrata.tiers.p2p.wire import (
     MESSAGE_BYTES_MAX,
     Chunk,
-    Done,
     Fetch,
     Found,
     Hello,
     Lookup,
     Message,
     Refused,
+    Seal,
     State,
     chunk_digest,
     encode,
@@ -294,8 +294,8 @@ def test_messages_put_into_a_connection_from_outside_are_noticed(owner: Host) ->
     "message",
     [
         Found(b"\x01"),
-        Chunk(0, CHUNK_BYTES, bytes(16)),
-        Done([]),
+        Chunk(0, CHUNK_BYTES),
+        Seal(bytes(16)),
         Hello(1, "guest", bytes(32), NAMESPACE, CHUNK_BYTES, bytes(32)),
     ],
 )
@@ -322,7 +322,6 @@ def test_keys_of_another_tenant_can_not_be_guessed_from_ones_own(owner: Host) ->
     with admitted(owner) as channel:
         channel.send(Fetch([near, make_offload_key(b"\x01" * 31, 0)]))
         assert channel.receive(Found).states == bytes([State.MISS, State.MISS])
-        assert channel.receive(Done).gone == []
 
 
 def test_a_peer_has_a_limit_on_requests(tmp_path: Path) -> None:
@@ -341,7 +340,6 @@ def test_a_peer_has_a_limit_on_requests(tmp_path: Path) -> None:
             assert [ask(channel) for _ in range(5)] == [State.HIT] * 3 + [State.BUSY] * 2
             channel.send(Fetch([A]))
             assert channel.receive(Found).states == bytes([State.BUSY])
-            assert channel.receive(Done).gone == []
             assert ask(other) == State.HIT  # another peer has its own
         with admitted(owner) as again:
             assert ask(again) == State.BUSY  # a new connection brings no new allowance
@@ -367,7 +365,7 @@ def test_a_peer_has_a_limit_on_bytes_and_leases(tmp_path: Path) -> None:
                 chunk = channel.receive(Chunk)
                 payload = memoryview(bytearray(chunk.length))
                 channel.receive_payload(payload, chunk_digest(A, chunk.length))
-            channel.receive(Done)
+                channel.receive(Seal)
             return states
 
         assert fetch() == bytes([State.HIT] * 2 + [State.BUSY] * 4)
@@ -418,8 +416,8 @@ SEEDS = [
     encode(Lookup([A, B])),
     encode(Fetch([A, B])),
     encode(Found(b"\x00\x01")),
-    encode(Done([0, 1])),
-    encode(Chunk(0, CHUNK_BYTES, bytes(16))),
+    encode(Seal(bytes(16))),
+    encode(Chunk(0, CHUNK_BYTES)),
 ]
 
 
