@@ -54,6 +54,7 @@ class Shelf(ChunkShelf):
         self._index: dict[OffloadKey, int] = {}
         self._keys: list[OffloadKey | None] = [None] * slots.num_slots
         self._generations = array("Q", bytes(8 * slots.num_slots))
+        self._checksums: dict[int, tuple[int, bytes]] = {}
         self._leases: set[Lease] = set()
         self._num_leases: Counter[OffloadKey] = Counter()
         self._wanted: dict[OffloadKey, None] = {}
@@ -173,6 +174,19 @@ class Shelf(ChunkShelf):
         """Say whether the slot still holds what it held when it was leased."""
         with self._lock:
             return self._generations[copy.slot] == copy.generation
+
+    def checksum(self, copy: Copy) -> bytes | None:
+        """Return the checksum that was kept of this chunk, if any."""
+        generation, checksum = self._checksums.get(copy.slot, (-1, b""))
+        return checksum if generation == copy.generation else None
+
+    def keep_checksum(self, copy: Copy, checksum: bytes) -> bool:
+        """Keep a checksum for the next reader if, as in `holds`, the slot still holds its chunk."""
+        with self._lock:
+            is_good = self._generations[copy.slot] == copy.generation
+            if is_good:
+                self._checksums[copy.slot] = copy.generation, checksum
+            return is_good
 
     def release(self, lease: Lease) -> None:
         """End a lease; one that ended already is ignored."""

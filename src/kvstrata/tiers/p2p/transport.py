@@ -3,6 +3,7 @@
 import hmac
 import socket
 import ssl
+import struct
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar, cast
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import xxhash
 
 SOCKET_BUFFER_BYTES: Final = 4 << 20
-PIECE_BYTES: Final = 256 << 10
+PIECE_BYTES: Final = 512 << 10  # what is summed up while it is in the cache
 
 M = TypeVar("M", bound=Message)
 
@@ -55,6 +56,10 @@ class Channel:
         self._deadline_s: float | None = None
         self._send_key = self._receive_key = b""
         self._num_sent = self._num_received = 0
+        self._armed_s: float | None = None
+        self._is_plain = not isinstance(sock, ssl.SSLSocket)
+        if self._is_plain:
+            sock.settimeout(None)  # the kernel watches the time instead, see `_arm`
         if sock.family in {socket.AF_INET, socket.AF_INET6}:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -80,23 +85,19 @@ class Channel:
         body = encode(message)
         code = self._code(self._send_key, self._num_sent, body)
         self._num_sent += 1
-        self._arm(self.silence_timeout_s)
-        self._sock.sendall(len(code + body).to_bytes(LENGTH_BYTES, "big") + code + body)
+        self._send(memoryview(len(code + body).to_bytes(LENGTH_BYTES, "big") + code + body))
         return body
 
-    def send_payload(self, payload: memoryview, digest: "xxhash.xxh3_128") -> bytes:
-        """Send raw bytes, feed them to `digest` piece by piece, and return its result.
+    def send_payload(self, payload: memoryview, digest: "xxhash.xxh3_128 | None" = None) -> None:
+        """Send raw bytes; feed them to `digest`, while they are in the processor's cache.
 
-        Each piece is in the processor's cache when it is sent. The other side has to take some of
-        it within the silence timeout.
+        The other side has to take some of them within every silence timeout.
         """
         for start in range(0, payload.nbytes, PIECE_BYTES):
             piece = payload[start : start + PIECE_BYTES]
-            digest.update(piece)
-            while piece.nbytes:
-                self._arm(self.silence_timeout_s)
-                piece = piece[self._sock.send(piece) :]
-        return digest.digest()
+            if digest is not None:
+                digest.update(piece)
+            self._send(piece)
 
     def receive(self, kind: type[M], wait_s: float | None = None) -> M:
         """Return the next message, which must be of this kind.
@@ -129,16 +130,13 @@ class Channel:
         return message, body
 
     def receive_payload(self, view: memoryview, digest: "xxhash.xxh3_128") -> bytes:
-        """Fill `view` with raw bytes, feed them to `digest`, and return its result.
-
-        They are summed up while they are in the processor's cache.
-        """
-        num_filled = 0
-        while num_filled < view.nbytes:
-            part = view[num_filled:]
-            num = self._read_some(part, self.silence_timeout_s)
-            digest.update(part[:num])
-            num_filled += num
+        """Fill `view` with raw bytes, feed them to `digest`, and return its result."""
+        for start in range(0, view.nbytes, PIECE_BYTES):
+            piece = view[start : start + PIECE_BYTES]
+            num_filled = 0
+            while num_filled < piece.nbytes:
+                num_filled += self._read_some(piece[num_filled:], self.silence_timeout_s)
+            digest.update(piece)
         return digest.digest()
 
     def abort(self) -> None:
@@ -167,19 +165,46 @@ class Channel:
         return bytes(received)
 
     def _read_some(self, view: memoryview, wait_s: float) -> int:
+        """Fill the view, or as much of it as comes in the time, at least one byte."""
         self._arm(wait_s)
-        num = self._sock.recv_into(view)
+        try:
+            num = self._sock.recv_into(view, 0, socket.MSG_WAITALL if self._is_plain else 0)
+        except BlockingIOError as error:
+            raise TimeoutError(f"{self.name} is silent") from error
         if not num:
             raise ConnectionResetError(f"{self.name} closed the connection")
         self.num_received_bytes += num
         return num
 
+    def _send(self, view: memoryview) -> None:
+        """Send all of it; the other side takes at least a byte in each silence timeout."""
+        while view.nbytes:
+            self._arm(self.silence_timeout_s)
+            try:
+                view = view[self._sock.send(view) :]
+            except BlockingIOError as error:
+                raise TimeoutError(f"{self.name} takes nothing") from error
+
     def _arm(self, wait_s: float) -> None:
+        """Bound the next wait, and the time of all.
+
+        A plain socket blocks and the kernel ends the wait: a large piece is then one system call,
+        where Python's own timeouts would take one for every few packets.
+        """
         if self._deadline_s is not None:
             wait_s = min(wait_s, self._deadline_s - time.monotonic())
             if wait_s <= 0:
                 raise TimeoutError(f"{self.name} is too slow")
-        self._sock.settimeout(wait_s)
+        if wait_s == self._armed_s:
+            return
+        self._armed_s = wait_s
+        if self._is_plain:
+            whole_s = int(wait_s)
+            timeout = struct.pack("ll", whole_s, max(1, int((wait_s - whole_s) * 1e6)))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        else:
+            self._sock.settimeout(wait_s)
 
 
 def connect(address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:

@@ -190,7 +190,7 @@ def test_a_caller_without_the_secret_is_refused_and_proves_nothing(owner: Host) 
         admitted(owner, credentials(secret="a wrong secret of good length")),
     ):
         pass
-    assert owner.stats()["protocol_errors"] == 1
+    eventually(lambda: owner.stats()["protocol_errors"] == 1, "the error counted")
     assert owner.stats()["accepted_connections"] == 0
 
 
@@ -244,9 +244,10 @@ class Recorder(socket.socket):
     sent = b""
 
     @override
-    def sendall(self, data: bytes, flags: int = 0) -> None:  # type: ignore[override]
-        self.sent += bytes(data)
-        super().sendall(data, flags)
+    def send(self, data: memoryview, flags: int = 0) -> int:  # type: ignore[override]
+        num_bytes = super().send(data, flags)
+        self.sent += bytes(data[:num_bytes])
+        return num_bytes
 
 
 def test_a_recorded_handshake_opens_nothing(owner: Host) -> None:
@@ -262,7 +263,7 @@ def test_a_recorded_handshake_opens_nothing(owner: Host) -> None:
         said = is_dropped(replay)
     assert len(said) < 200  # a fresh Challenge, which the recording does not answer
     assert owner.stats()["accepted_connections"] == 1
-    assert owner.stats()["protocol_errors"] == 1
+    eventually(lambda: owner.stats()["protocol_errors"] == 1, "the error counted")
 
 
 def test_a_host_can_not_be_made_to_prove_itself_to_itself(owner: Host) -> None:
@@ -287,7 +288,7 @@ def test_messages_put_into_a_connection_from_outside_are_noticed(owner: Host) ->
         channel.receive(Found)
         sock.sendall(bytes(sock.sent))  # the same once more: authentic, but out of turn
         assert is_dropped(sock) == b""
-    assert owner.stats()["protocol_errors"] == 1
+    eventually(lambda: owner.stats()["protocol_errors"] == 1, "the error counted")
 
 
 @pytest.mark.parametrize(
