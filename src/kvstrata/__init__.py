@@ -1,6 +1,7 @@
 """Keep LLM key/value cache blocks: host memory first, then files, object stores and peers."""
 
 from kvstrata.build import build_manager
+from kvstrata.config_sources import load_config
 from kvstrata.core.config import Config
 from kvstrata.core.errors import (
     ConfigError,
@@ -41,6 +42,8 @@ from kvstrata.core.results import (
 )
 from kvstrata.core.stats import JobStats, Stats
 from kvstrata.core.tier import SecondaryTierManager, TierEnv
+from kvstrata.kv_store import KVStore
+from kvstrata.kv_store import open_store as open  # noqa: A004
 from kvstrata.primary.manager import CPUOffloadingManager
 from kvstrata.primary.reuse_filter import FilterReusedOffloadingManager
 
@@ -60,6 +63,7 @@ __all__ = [
     "JobId",
     "JobResult",
     "JobStats",
+    "KVStore",
     "LoadJob",
     "LoadStoreSpec",
     "LookupResult",
@@ -94,5 +98,7 @@ __all__ = [
     "get_block_hash",
     "get_group_idx",
     "hash_blocks",
+    "load_config",
     "make_offload_key",
+    "open",
 ]

@@ -8,7 +8,7 @@ from kvstrata.cli.bench_p2p import p2p
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
-    help="Keep LLM KV blocks in host memory, files, object stores and peers; try it and measure it.",
+    help="Keep LLM KV blocks in host memory, files, object stores and peers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -127,12 +127,9 @@ class ChunkStore:
                     self.policy.remove(run)
         settled = self.table.settle(runs, failed)
         if settled.stored:
-            keys: list[OffloadKey] = []
-            for run in settled.stored:
-                keys += run.keys
-            self.note(OffloadingEvent(EventKind.STORED, keys, PRIMARY_MEDIUM))
+            self.note(OffloadingEvent(EventKind.STORED, settled.stored, PRIMARY_MEDIUM))
             if trail is not None:
-                for run in settled.stored:
+                for run in settled.runs:
                     self._join(run, trail)
         return settled
 
@@ -141,6 +138,8 @@ class ChunkStore:
         head, trail.last_stored = trail.last_stored, run
         if (
             head is not None
+            and head.keys
+            and not head.is_dropped
             and run.parent is head
             and head.num_children == 1
             and not (run.num_children or run.num_holds or head.num_holds)

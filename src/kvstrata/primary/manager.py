@@ -103,7 +103,7 @@ class CPUOffloadingManager(OffloadingManager):
     def _resume(self, req_id: str) -> None:
         """End the protection of a request that is back; that counts as a use of its chunks."""
         state = self.requests.find(req_id)
-        if state is not None and state.protected:
+        if state is not None and state.protected is not None:
             self._protection.release(state)
             self.store.access(state.trail, state.used_keys())
 
@@ -183,11 +183,11 @@ class CPUOffloadingManager(OffloadingManager):
             return _nothing_stored()
         state = self.requests.get(ctx)
         state.offered += keys
-        if self._protection.until_s:
-            self._resume(ctx.req_id)
         if store.expiry.watched:
             store.expire()
         new = store.table.absent(keys)
+        if written := store.table.dropped_writes(state):
+            new = [key for key in new if key not in written]
         counters.present_chunks += len(keys) - len(new)
         if not new:
             self.requests.drop_if_done(state)
@@ -210,20 +210,28 @@ class CPUOffloadingManager(OffloadingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
+        self.settle_store(keys, ctx, failed)
+
+    def settle_store(
+        self, keys: Collection[OffloadKey], ctx: ReqContext, failed: Collection[OffloadKey]
+    ) -> list[OffloadKey]:
+        """Do `complete_store`, and return the chunks that can be loaded from now on."""
         state = self.requests.find(ctx.req_id)
         if state is None:
             self._counters.late_completions += 1
-            return
+            return []
         runs, unknown = self.store.written_by(state, keys)
         if unknown:
             self._refuse_unknown(state, unknown, "storing")
         settled = self.store.settle(runs, failed, state.trail)
-        num_failed = len(settled.failed)
         state.num_storing -= settled.num_settled
-        self._counters.stored_chunks += settled.num_stored
-        self._counters.failed_store_chunks += num_failed
+        if state.protected is not None:  # preempted meanwhile: what just arrived is kept as well
+            self._protection.protect(state, self.store.clock.now_s())
+        self._counters.stored_chunks += len(settled.stored)
+        self._counters.failed_store_chunks += len(settled.failed)
         if not state.is_live:
             self.requests.drop_if_done(state)
+        return settled.stored
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
@@ -268,7 +276,7 @@ class CPUOffloadingManager(OffloadingManager):
     @override
     def get_stats(self) -> Stats:
         return primary_stats(
-            self._slots, self.store, self._protection.num_chunks, len(self.requests), self._counters
+            self._slots, self.store, self._protection.num_chunks, self.requests, self._counters
         )
 
     @override

@@ -23,10 +23,9 @@ class Protection:
         self.release(state)
         keys = [key for key in state.used_keys() if key in self._table]
         runs = self._table.resident_runs(keys[: self._num_max - self.num_chunks])
-        if runs:
-            state.protected = self._table.hold(runs)
-            self.num_chunks += len(state.protected.keys)
-            self.until_s[state] = now_s + self._duration_s
+        state.protected = self._table.hold(runs)
+        self.num_chunks += len(state.protected.keys)
+        self.until_s[state] = now_s + self._duration_s
 
     def release(self, state: RequestState) -> None:
         """End the protection that the request has."""

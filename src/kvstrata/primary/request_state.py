@@ -141,6 +141,11 @@ class RequestTable:
             trail.expires_at_s = self._clock.wall_s() + min(lifetimes)
         return state
 
+    def num_loading(self) -> int:
+        """Count the distinct chunks that copies read. Thread: any."""
+        states = list(self._states.values())
+        return len({key for state in states for load in list(state.loads) for key in load.keys})
+
     def has_copies(self) -> bool:
         """Say whether any request has a copy open."""
         return any(not state.is_idle for state in self._states.values())

@@ -17,10 +17,10 @@ class Held(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """Runs that can be loaded now and their chunks, keys whose copy failed, and chunks in all."""
+    """Runs that can be loaded now, their keys, keys whose copy failed, and chunks in all."""
 
-    stored: list[Run]
-    num_stored: int
+    runs: list[Run]
+    stored: list[OffloadKey]
     failed: list[OffloadKey]
     num_settled: int
 
@@ -100,6 +100,14 @@ class RunTable:
             return list(distinct)
         return [key for key in distinct if key not in run_of]
 
+    def dropped_writes(self, owner: Hashable) -> set[OffloadKey]:
+        """Return the dropped chunks that the owner is still writing.
+
+        It must not write them again before it has settled them: nobody could tell which of the two
+        copies a completion is about.
+        """
+        return {key for _, run in self._dropped if run.owner is owner for key in run.keys}
+
     def resident_runs(self, keys: Sequence[OffloadKey]) -> list[Run]:
         """Return the runs that hold exactly the resident ones of `keys`, split at the edges."""
         run_of, at, num_keys = self._run_of, 0, len(keys)
@@ -151,6 +159,7 @@ class RunTable:
         """Give absent, distinct keys, at least one, free slots, written by `owner` from now on."""
         free, count = self._free, len(keys)
         run = Run(keys, free[-count:], owner)
+        run.num_holds = 1  # the copy into it
         del free[-count:]
         self._run_of.update(dict.fromkeys(keys, run))
         if parent is not None:
@@ -203,21 +212,23 @@ class RunTable:
         Failed and dropped chunks are forgotten; the caller must tell the policy of the failed runs
         beforehand (`with_any_of`).
         """
-        stored: list[Run] = []
+        resident: list[Run] = []
+        stored: list[OffloadKey] = []
         lost: list[OffloadKey] = []
-        num_settled = num_stored = 0
+        num_settled = 0
         for run in runs:
             num_settled += len(run.keys)
             run.owner = None
+            run.num_holds -= 1
             if run.is_dropped:
                 self._release_dropped(run)
             elif failed and run.keys[0] in failed:
                 lost += run.keys
                 self._forget(run)
             else:
-                stored.append(run)
-                num_stored += len(run.keys)
-        return Settled(stored, num_stored, lost, num_settled)
+                resident.append(run)
+                stored += run.keys
+        return Settled(resident, stored, lost, num_settled)
 
     def split_by(self, runs: Iterable[Run], keys: Collection[OffloadKey]) -> list[Run]:
         """Split runs so that each lies wholly inside or wholly outside of `keys`."""
@@ -276,7 +287,7 @@ class RunTable:
                 (
                     run
                     for dropped, run in self._dropped
-                    if dropped >= epoch and run.num_holds and key in run.keys
+                    if dropped >= epoch and run.owner is None and key in run.keys
                 ),
                 None,
             )
@@ -308,7 +319,7 @@ class RunTable:
         for run in runs:
             if run.owner is None:
                 gone += run.keys
-            if run.owner is None and not run.num_holds:
+            if not run.num_holds:
                 self._forget(run)
                 continue
             for key in run.keys:
@@ -345,12 +356,12 @@ class RunTable:
         for run in here:
             assert len(run.keys) == len(run.slots) > 0
             assert all(self._run_of[key] is run for key in run.keys)
-            assert run.num_holds >= 0
+            assert run.num_holds >= (run.owner is not None)
             assert not run.is_dropped
             assert run.num_children == sum(1 for other in here if other.parent is run)
         for run in dropped:
             assert run.is_dropped
-            assert run.owner is not None or run.num_holds > 0
+            assert run.num_holds > 0
 
 
 def _num_common(run_keys: list[OffloadKey], start: int, keys: Sequence[OffloadKey], at: int) -> int:

@@ -1,6 +1,7 @@
 """Any order of calls into an eviction policy, compared with what its contract says of them."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,7 +26,7 @@ class _Request:
         self.prompt = prompt
         self.trail = RequestTrail(priority)
         self.known: Sequence[OffloadKey] = ()  # accessed so far
-        self.told: set[OffloadKey] = set()  # accessed or offered so far
+        self.has_lost = False  # one of its chunks left since then
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -41,6 +42,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.now_s = 0.0
         self.tracked: set[OffloadKey] = set()
         self.users: dict[OffloadKey, set[_Request]] = {key: set() for key in KEYS}
+        self.last_user: dict[OffloadKey, _Request] = {}
         self.edges: set[tuple[OffloadKey, OffloadKey]] = set()  # parent, child: both tracked
         self.requests: list[_Request] = []
 
@@ -62,9 +64,10 @@ class PolicyMachine(RuleBasedStateMachine):
         keys = request.prompt[:num_keys]
         self.policy.access(request.trail, list(keys), self.now_s)
         request.known = max(request.known, keys, key=len)
-        request.told.update(keys)
+        request.has_lost = request.has_lost and len(keys) < len(request.known)
         for key in keys:
             self.users[key].add(request)
+            self.last_user[key] = request
         self._link(keys)
 
     @precondition(lambda self: self.requests)
@@ -83,18 +86,19 @@ class PolicyMachine(RuleBasedStateMachine):
             allowed.update(answer)
             return answer
 
-        request.told.update(keys)
         admission = self.policy.admit(request.trail, list(keys), num_free, evictable, self.now_s)
         num_admitted, victims = admission.num_admitted, list(admission.victims)
         assert 0 <= num_admitted <= len(keys)
         assert len(victims) >= num_admitted - num_free
         assert set(victims) <= allowed, "a victim that was not asked for, or may not leave"
-        assert not set(victims) & request.told, "a victim of the request itself"
+        own = {key for key in victims if self.last_user.get(key) is request}
+        assert not own, "a victim that the request itself used last"
         self._check_order(victims, busy)
         self._forget(victims)
         self.tracked.update(keys[:num_admitted])
         for key in keys[:num_admitted]:
             self.users[key] = {request}
+            self.last_user[key] = request
         self._link(request.known)
 
     @rule(count=st.integers(0, 6), busy=busy_keys)
@@ -135,12 +139,14 @@ class PolicyMachine(RuleBasedStateMachine):
         assert {key for key in KEYS if key in self.policy} == self.tracked
 
     def _link(self, keys: Sequence[OffloadKey]) -> None:
-        pairs = zip(keys, keys[1:], strict=False)
+        pairs = pairwise(keys)
         self.edges |= {pair for pair in pairs if self.tracked.issuperset(pair)}
 
     def _forget(self, keys: Sequence[OffloadKey] | set[OffloadKey]) -> None:
         self.tracked.difference_update(keys)
         self.edges = {edge for edge in self.edges if self.tracked.issuperset(edge)}
+        for request in self.requests:
+            request.has_lost = request.has_lost or not set(keys).isdisjoint(request.known)
 
     def _leavable(self, free_to_leave: set[OffloadKey]) -> set[OffloadKey]:
         """Return those of a tree that could all leave, children first."""
@@ -150,7 +156,7 @@ class PolicyMachine(RuleBasedStateMachine):
         return self.tracked - kept
 
     def _check_order(self, leaving: Sequence[OffloadKey], busy: set[OffloadKey]) -> None:
-        """Children leave before parents: always in a tree, else within what one request alone used."""
+        """Children leave before parents: all in a tree, else those that one request alone used."""
         assert len(set(leaving)) == len(leaving)
         place = {key: i for i, key in enumerate(leaving)}
         never = len(leaving)
@@ -159,7 +165,9 @@ class PolicyMachine(RuleBasedStateMachine):
                 assert parent not in place or place.get(child, never) < place[parent]
             return
         for request in self.requests:
-            alone = [key for key in request.prompt if self.users[key] == {request}]
+            if request.has_lost:
+                continue  # a chunk that came back was told without its place
+            alone = [key for key in request.known if self.users[key] == {request}]
             alone = [key for key in alone if key in self.tracked and key not in busy]
             places = [place.get(key, never) for key in alone]
             assert places == sorted(places, reverse=True), "a head left before its tail"

@@ -20,6 +20,11 @@ def all_may_leave(keys: Sequence[OffloadKey]) -> Sequence[OffloadKey]:
     return keys
 
 
+def none_may_leave(_keys: Sequence[OffloadKey]) -> Sequence[OffloadKey]:
+    """Say that every chunk is busy."""
+    return ()
+
+
 def fill(
     policy: EvictionPolicy,
     keys: Sequence[OffloadKey],
@@ -33,7 +38,9 @@ def fill(
     new = [key for key in keys if key not in policy]
     if new:
         num_free = policy.capacity - len(policy)
-        assert policy.admit(trail, new, num_free, all_may_leave, now_s) == (len(new), [], False)
+        admission = policy.admit(trail, new, num_free, all_may_leave, now_s)
+        assert admission.num_admitted == len(new)
+        assert not admission.victims
     return trail
 
 
@@ -96,7 +103,7 @@ class PolicySuite:
         fill(policy, chain("ab"))
         trail = RequestTrail()
         policy.access(trail, chain("xy"), HOUR_S)
-        admission = policy.admit(trail, chain("xy"), 0, lambda keys: [], HOUR_S)
+        admission = policy.admit(trail, chain("xy"), 0, none_may_leave, HOUR_S)
         assert admission.num_admitted == 0
         assert list(admission.victims) == []
         assert set(chain("ab")) == {key for key in chain("ab") + chain("xy") if key in policy}
@@ -127,7 +134,7 @@ class PolicySuite:
             for _ in range(num_repeats):
                 policy.access(trail, chain("cd"), 3.0)
             fill(policy, chain("ef"), 4.0)
-            victims = []
+            victims: list[OffloadKey] = []
             for number in range(40):
                 other, key = RequestTrail(), numbered_key(number)
                 now_s = 5.0 + number * HOUR_S
