@@ -16,6 +16,7 @@ from kvstrata.testing import ReadingTierSuite
 from kvstrata.tiers.p2p import P2pTier
 from kvstrata.tiers.p2p.settings import P2pSettings
 from tests.p2p_hosts import BASE, NAMESPACE, HostProcess, secret_file
+from tests.p2p_tls import Authority
 
 Security = dict[str, Any]
 """Settings of a host that say how it proves itself."""
@@ -24,6 +25,11 @@ Security = dict[str, Any]
 def with_secret(folder: Path) -> tuple[Security, Security]:
     both = {"secret_file": secret_file(folder)}
     return both, both
+
+
+def with_certificates(folder: Path) -> tuple[Security, Security]:
+    authority = Authority(folder / "authority")
+    return authority.settings("tested"), authority.settings("peer")
 
 
 class P2pConformance(ReadingTierSuite):
@@ -85,3 +91,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
 
 class TestP2pTierWithSecret(P2pConformance):
     make_security = staticmethod(with_secret)
+
+
+class TestP2pTierWithTls(P2pConformance):
+    make_security = staticmethod(with_certificates)
