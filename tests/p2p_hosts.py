@@ -285,11 +285,15 @@ class HostProcess:
         )
         self.address = str(self._receive())
 
-    def ask(self, verb: str, *arguments: object) -> Any:  # noqa: ANN401
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([verb, *arguments]) + "\n")
-        self.process.stdin.flush()
+    def ask(self, verb: str, *keys: OffloadKey) -> Any:  # noqa: ANN401
+        self.send(verb, *keys)
         return self._receive()
+
+    def send(self, verb: str, *keys: OffloadKey) -> None:
+        """Tell it what to do without waiting for the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([verb, *(key.hex() for key in keys)]) + "\n")
+        self.process.stdin.flush()
 
     def _receive(self) -> Any:  # noqa: ANN401
         assert self.process.stdout is not None
@@ -299,17 +303,22 @@ class HostProcess:
         return json.loads(line)
 
     def look_up(self, *keys: OffloadKey) -> list[LookupResult]:
-        return [LookupResult(value) for value in self.ask("look_up", *(key.hex() for key in keys))]
+        return [LookupResult(value) for value in self.ask("look_up", *keys)]
 
     def fetch(self, *keys: OffloadKey) -> set[OffloadKey]:
         """Load and check every byte; return the keys that did not come."""
-        return {keys[i] for i in self.ask("fetch", *(key.hex() for key in keys))}
+        self.send("fetch", *keys)
+        return self.receive_failed(*keys)
+
+    def receive_failed(self, *keys: OffloadKey) -> set[OffloadKey]:
+        """Return the keys that did not come with the fetch that was sent."""
+        return {keys[i] for i in self._receive()}
 
     def put(self, *keys: OffloadKey) -> None:
-        self.ask("put", *(key.hex() for key in keys))
+        self.ask("put", *keys)
 
     def evict(self, *keys: OffloadKey) -> None:
-        self.ask("evict", *(key.hex() for key in keys))
+        self.ask("evict", *keys)
 
     def kill(self) -> None:
         """End it as a crash would."""

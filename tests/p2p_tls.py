@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ class Authority:
             *("-keyout", str(self._key), "-out", str(self._certificate)),
         )
 
-    def settings(self, identity: str) -> dict[str, dict[str, str]]:
+    def settings(self, identity: str) -> dict[str, Any]:
         """Make a certificate for an identity; return the settings that use it."""
         key, request = self._folder / f"{identity}.key", self._folder / f"{identity}.csr"
         certificate, names = self._folder / f"{identity}.pem", self._folder / f"{identity}.ext"
