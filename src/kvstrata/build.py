@@ -1,6 +1,6 @@
 """Turn a Config into objects: the only module that knows all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -54,19 +54,18 @@ def make_policy(name: str, capacity: int, path: str = "primary.policy") -> Evict
     return kind(capacity)
 
 
-def _primary_policy(config: Config, num_chunks: int) -> EvictionPolicy:
-    """Return the configured policy, with priority classes and the tenants' quotas around it."""
-    name = config.primary.policy
-    make_policy(name, num_chunks)  # so that a wrong name is refused now
-    return PartitionedPolicy(
-        num_chunks,
-        lambda capacity: make_policy(name, capacity),
+def _with_classes(config: Config, num_chunks: int) -> Callable[[EvictionPolicy], EvictionPolicy]:
+    """Return what puts priority classes and the tenants' quotas around the primary's policy."""
+    quotas = {
+        tenant: max(1, int(num_chunks * settings.quota))
+        for tenant, settings in config.tenants.items()
+        if settings.quota < 1
+    }
+    return lambda policy: PartitionedPolicy(
+        policy,
+        lambda capacity: make_policy(config.primary.policy, capacity),
         num_priority_max=int(num_chunks * config.primary.priority_share),
-        quotas={
-            tenant: max(1, int(num_chunks * settings.quota))
-            for tenant, settings in config.tenants.items()
-            if settings.quota < 1
-        },
+        quotas=quotas,
     )
 
 
@@ -146,7 +145,7 @@ def build_manager(
     config = Config.parse(config)
     clock = clock or SystemClock()
     num_chunks = num_primary_chunks(config, chunk_bytes)
-    policy = _primary_policy(config, num_chunks)
+    policy = make_policy(config.primary.policy, num_chunks)
     tenants = TenantResolver(config.tenant_from, config.tenants)
     advice = HUGE_PAGES if config.primary.huge_pages else ()
     region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
@@ -154,6 +153,7 @@ def build_manager(
         region,
         policy,
         limits=_primary_limits(config, num_chunks),
+        with_classes=_with_classes(config, num_chunks),
         tenants=tenants,
         clock=clock,
         close_region=region.close,

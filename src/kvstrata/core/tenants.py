@@ -60,6 +60,11 @@ class TenantResolver:
             if not self._secret:
                 raise ConfigError("tenant_from", f"${self._argument} is not set or empty")
 
+    @property
+    def is_by_hint(self) -> bool:
+        """Whether a request without hints has no tenant."""
+        return self._kind == "hint"
+
     def resolve(self, ctx: ReqContext) -> Tenant:
         """Return the request's tenant."""
         if ctx.hints is NO_HINTS and self._kind == "hint":

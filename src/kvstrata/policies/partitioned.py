@@ -25,29 +25,30 @@ class PartitionedPolicy(EvictionPolicy):
 
     def __init__(
         self,
-        capacity: int,
+        common: EvictionPolicy,
         make: Callable[[int], EvictionPolicy],
         *,
         num_priority_max: int | None = None,
         quotas: Mapping[str, int] | None = None,
     ) -> None:
-        """Wrap a kind of policy.
+        """Wrap a policy.
 
         Args:
-            capacity: Chunks in all.
+            common: Has the requests without class and pool; may track runs of such already. Its
+                capacity is that of the whole.
             make: Makes an inner policy for so many chunks.
             num_priority_max: Chunks that may be above the default class; None for all.
             quotas: Chunks that each pool may hold.
         """
-        super().__init__(capacity)
+        super().__init__(common.capacity)
         self._make = make
-        self._common = make(capacity)
-        self._parts: dict[Partition, EvictionPolicy] = {COMMON: self._common}
+        self._common = common
+        self._parts: dict[Partition, EvictionPolicy] = {COMMON: common}
         self._num_used: dict[str | None, int] = {}
         self._num_high = 0
-        self._num_high_max = capacity if num_priority_max is None else num_priority_max
+        self._num_high_max = self.capacity if num_priority_max is None else num_priority_max
         self._quotas = dict(quotas or {})
-        self.is_tree = self._common.is_tree
+        self.is_tree = common.is_tree
 
     def _part(self, pool: str | None, priority: int) -> EvictionPolicy:
         part = self._parts.get((pool, priority))
@@ -70,9 +71,6 @@ class PartitionedPolicy(EvictionPolicy):
         runs: Sequence[Run],
         now_s: float,
     ) -> None:
-        if len(self._parts) == 1 and trail.priority <= PRIORITY_DEFAULT:
-            self._common.access(trail, keys, runs, now_s)
-            return
         groups: dict[Partition, list[Run]] = {(trail.pool, trail.priority): []}
         for run in runs:
             if run.priority < trail.priority:
@@ -96,8 +94,6 @@ class PartitionedPolicy(EvictionPolicy):
     def admit(
         self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
-        if len(self._parts) == 1 and (trail.pool, trail.priority) == COMMON:
-            return self._common.admit(trail, keys, num_free, now_s)
         for run in trail.runs:
             run.num_holds += 1
         try:

@@ -54,9 +54,9 @@ class ChunkStore:
         self.num_evicted = 0
         self.num_expired = 0
         self.num_refused = 0
-        self.num_events_dropped = 0
-        self._num_events_max = limits.num_events_max
-        self._events: deque[OffloadingEvent] = deque()
+        self._num_noted = 0
+        self._num_taken = 0
+        self._events: deque[OffloadingEvent] = deque(maxlen=limits.num_events_max)
         self.on_removed: Removed = self.note_removed
         """Called with chunks that just left, their slots already free; may be replaced."""
 
@@ -87,24 +87,23 @@ class ChunkStore:
             keys = keys[:num_admitted]
         slots: list[int] = []
         if trail.key_priority or trail.key_expires_at_s:
-            for stretch in _equal_stretches(keys, trail):
-                slots += self._insert(stretch, owner, trail, now_s)
+            for stretch, priority, expires_at_s in _equal_stretches(keys, trail):
+                run = table.reserve(stretch, owner, trail)
+                run.priority, run.expires_at_s = priority, expires_at_s
+                self._insert(run, trail, now_s)
+                slots += run.slots
         elif keys:
-            slots = self._insert(keys, owner, trail, now_s)
+            run = table.reserve(keys, owner, trail)
+            self._insert(run, trail, now_s)
+            slots += run.slots
         return keys, slots, evicted, is_refusal
 
-    def _insert(
-        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail, now_s: float
-    ) -> list[int]:
-        run = self.table.reserve(keys, owner, trail.runs[-1] if trail.runs else None)
-        run.priority, run.expires_at_s = _standing(keys[0], trail)
-        run.pool = trail.pool
+    def _insert(self, run: Run, trail: RequestTrail, now_s: float) -> None:
         if run.expires_at_s is not None:
             self.expiry.sweep(2 * len(self.table) + 64)
             self.expiry.add(run)
         self.policy.insert(trail, run, now_s)
         trail.runs.append(run)
-        return list(run.slots)
 
     def written_by(
         self, owner: Hashable, keys: Collection[OffloadKey]
@@ -151,15 +150,18 @@ class ChunkStore:
             trail.last_stored = head
 
     def hold(self, keys: list[OffloadKey]) -> Held:
-        """Forbid that these distinct resident chunks leave.
+        """Forbid that these resident chunks leave, once for each chunk however often it is named.
 
         Raises:
             ContractError: One of them can't be loaded. Nothing is held.
         """
         runs = self.table.resident_runs(keys)
-        if sum([len(run.keys) for run in runs]) < len(keys):
-            missing = next(key for key in keys if not self.is_resident(key))
-            raise ContractError(f"{missing.hex()} can't be loaded from the primary")
+        if sum([len(run.keys) for run in runs]) != len(keys) or len(set(runs)) < len(runs):
+            missing = [key for key in keys if not self.is_resident(key)]
+            if missing:
+                raise ContractError(f"{missing[0].hex()} can't be loaded from the primary")
+            keys = list(dict.fromkeys(keys))
+            runs = self.table.resident_runs(keys)
         return self.table.hold(runs, keys)
 
     def is_resident(self, key: OffloadKey) -> bool:
@@ -198,9 +200,7 @@ class ChunkStore:
 
     def note(self, event: OffloadingEvent) -> None:
         """Record an event; the oldest makes room when nobody takes them."""
-        if len(self._events) >= self._num_events_max:
-            self._events.popleft()
-            self.num_events_dropped += 1
+        self._num_noted += 1
         self._events.append(event)
 
     @property
@@ -208,10 +208,16 @@ class ChunkStore:
         """Events waiting to be taken."""
         return len(self._events)
 
+    @property
+    def num_events_dropped(self) -> int:
+        """Events that made room for others."""
+        return self._num_noted - self._num_taken - len(self._events)
+
     def take_events(self) -> list[OffloadingEvent]:
         """Return and forget the events, oldest first."""
         events = list(self._events)
         self._events.clear()
+        self._num_taken += len(events)
         return events
 
     def check(self) -> None:
@@ -222,16 +228,27 @@ class ChunkStore:
         assert set(self.policy.runs()) == set(here)
 
 
-def _standing(key: OffloadKey, trail: RequestTrail) -> tuple[int, float | None]:
-    """Return priority and expiry time of a chunk that the request stores."""
-    priority, expires_at_s = trail.priority, trail.expires_at_s
-    if trail.key_priority:
-        priority = trail.key_priority.get(key, priority)
-    if trail.key_expires_at_s:
-        expires_at_s = trail.key_expires_at_s.get(key, expires_at_s)
-    return priority, expires_at_s
+def _with_heads(runs: list[Run]) -> list[Run]:
+    """Return a request's runs without those that left, and with the heads split off them since."""
+    found: dict[Run, None] = {}
+    for last in reversed(runs):
+        run: Run | None = last if last.keys and not last.is_dropped else None
+        while run is not None and run not in found:
+            found[run] = None
+            run = run.parent
+    return list(reversed(found))
 
 
-def _equal_stretches(keys: list[OffloadKey], trail: RequestTrail) -> list[list[OffloadKey]]:
-    """Cut keys where priority or lifetime changes."""
-    return [list(stretch) for _, stretch in groupby(keys, key=lambda key: _standing(key, trail))]
+def _equal_stretches(
+    keys: list[OffloadKey], trail: RequestTrail
+) -> list[tuple[list[OffloadKey], int, float | None]]:
+    """Cut keys where priority or lifetime changes; return each stretch with both."""
+    priorities, lifetimes = trail.key_priority or {}, trail.key_expires_at_s or {}
+
+    def standing(key: OffloadKey) -> tuple[int, float | None]:
+        return (
+            priorities.get(key, trail.priority),
+            lifetimes.get(key, trail.expires_at_s),
+        )
+
+    return [(list(stretch), *shared) for shared, stretch in groupby(keys, key=standing)]

@@ -45,6 +45,7 @@ class CPUOffloadingManager(OffloadingManager):
         policy: EvictionPolicy,
         *,
         limits: PrimaryLimits,
+        with_classes: Callable[[EvictionPolicy], EvictionPolicy] = lambda policy: policy,
         tenants: TenantResolver | None = None,
         clock: Clock | None = None,
         close_region: Callable[[], None] = lambda: None,
@@ -55,6 +56,8 @@ class CPUOffloadingManager(OffloadingManager):
             region: The slots; used, not owned.
             policy: Order and admission; owned.
             limits: Bounds of side tables.
+            with_classes: Puts priority classes and pools around the policy; called once, when the
+                first request comes that needs them.
             tenants: Says who a request belongs to.
             clock: Time.
             close_region: Called once, at shutdown.
@@ -67,7 +70,13 @@ class CPUOffloadingManager(OffloadingManager):
         self._is_closed = False
         self.store = ChunkStore(region.num_slots, policy, limits, clock)
         self._protection = Protection(self.store.table, limits.num_protected_max, limits.protect_s)
-        self.requests = RequestTable(tenants or TenantResolver(), clock)
+        self.requests = RequestTable(tenants or TenantResolver(), clock, self._need_classes)
+        self._with_classes: Callable[[EvictionPolicy], EvictionPolicy] | None = with_classes
+
+    def _need_classes(self) -> None:
+        if self._with_classes is not None:
+            self.store.policy = self._with_classes(self.store.policy)
+            self._with_classes = None
 
     @property
     @override
@@ -102,7 +111,7 @@ class CPUOffloadingManager(OffloadingManager):
 
     def _resume(self, req_id: str) -> None:
         """End the protection of a request that is back; that counts as a use of its chunks."""
-        state = self.requests.find(req_id)
+        state = self.requests.states.get(req_id)
         if state is not None and state.protected is not None:
             self._protection.release(state)
             self.store.access(state.trail, state.used_keys())
@@ -123,7 +132,7 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
-        state = self.requests.get(ctx)
+        state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
         state.touched = keys = list(keys)
         if ctx.hints.retention:
             state.apply_ranges(self._limits.tokens_per_chunk, self.store.clock.wall_s())
@@ -133,12 +142,14 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
-        distinct = list(keys) if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
-        held = self.store.hold(distinct)
-        self.requests.get(ctx).loads.append(held)
-        slots = [slot for run in held.runs for slot in run.slots]
-        if len(distinct) < len(keys):
-            slot_of = dict(zip(distinct, slots, strict=True))
+        held = self.store.hold(list(keys))
+        state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
+        state.loads.append(held)
+        slots: list[int] = []
+        for run in held.runs:
+            slots += run.slots
+        if len(slots) < len(keys):  # some are named repeatedly
+            slot_of = dict(zip(held.keys, slots, strict=True))
             slots = [slot_of[key] for key in keys]
         return LoadStoreSpec(slots)
 
@@ -149,17 +160,20 @@ class CPUOffloadingManager(OffloadingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        state = self.requests.find(ctx.req_id)
+        state = self.requests.states.get(ctx.req_id)
         if state is None:
             self._counters.late_completions += 1
             return
-        found, unknown = state.find_loads(keys)
-        if unknown:
-            self._refuse_unknown(state, unknown, "loading")
-        num_loaded = 0
-        state.close_loads(found)
+        loads, unhold, num_loaded = state.loads, self.store.table.unhold, 0
+        if len(loads) == 1 and loads[0].keys == keys:
+            found = [loads.pop()]
+        else:
+            found, unknown = state.find_loads(keys)
+            if unknown:
+                self._refuse_unknown(state, unknown, "loading")
+            state.close_loads(found)
         for held in found:
-            self.store.table.unhold(held)
+            unhold(held)
             num_loaded += len(held.keys)
         num_failed = len(failed) and sum(key in failed for held in found for key in held.keys)
         self._counters.failed_load_chunks += num_failed
@@ -181,12 +195,13 @@ class CPUOffloadingManager(OffloadingManager):
         counters.offered_chunks += len(keys)
         if not ctx.hints.store:
             return _nothing_stored()
-        state = self.requests.get(ctx)
+        state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
         state.offered += keys
         if store.expiry.watched:
             store.expire()
         new = store.table.absent(keys)
-        if written := store.table.dropped_writes(state):
+        if store.table.has_dropped:
+            written = store.table.dropped_writes(state)
             new = [key for key in new if key not in written]
         counters.present_chunks += len(keys) - len(new)
         if not new:
@@ -216,7 +231,7 @@ class CPUOffloadingManager(OffloadingManager):
         self, keys: Collection[OffloadKey], ctx: ReqContext, failed: Collection[OffloadKey]
     ) -> list[OffloadKey]:
         """Do `complete_store`, and return the chunks that can be loaded from now on."""
-        state = self.requests.find(ctx.req_id)
+        state = self.requests.states.get(ctx.req_id)
         if state is None:
             self._counters.late_completions += 1
             return []
@@ -235,12 +250,14 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
-        state = self.requests.find(ctx.req_id)
+        state = self.requests.states.get(ctx.req_id)
         if state is None:
             return
-        self._protection.release(state)
+        if state.protected is not None:
+            self._protection.release(state)
         state.is_live = False
-        self.requests.drop_if_done(state)
+        if not (state.loads or state.num_storing):
+            del self.requests.states[ctx.req_id]
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -248,7 +265,7 @@ class CPUOffloadingManager(OffloadingManager):
             for req_id in context.new_req_ids:
                 self._resume(req_id)
         for req_id in context.preempted_req_ids:
-            state = self.requests.find(req_id)
+            state = self.requests.states.get(req_id)
             if state is not None and state.is_live:
                 self._protection.protect(state, self.store.clock.now_s())
         if self._protection.until_s:

@@ -1,6 +1,6 @@
 """What the primary remembers of one request: its trail, its copies, its protected chunks."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from typing_extensions import override
 
@@ -8,7 +8,7 @@ from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ContractError
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import RequestTrail
-from kvstrata.core.request import NO_HINTS, ReqContext
+from kvstrata.core.request import NO_HINTS, PRIORITY_DEFAULT, ReqContext
 from kvstrata.core.tenants import PLAIN_TENANT, TenantResolver
 from kvstrata.primary.run_table import Held
 
@@ -93,15 +93,19 @@ class RequestState:
 
 
 class RequestTable:
-    """The states of all requests that are live or have copies open."""
+    """The states of all requests that are live or have copies open, by id in `states`."""
 
-    def __init__(self, tenants: TenantResolver, clock: Clock) -> None:
+    def __init__(
+        self, tenants: TenantResolver, clock: Clock, need_classes: Callable[[], None]
+    ) -> None:
+        """Start without requests; `need_classes` is called before one with a class or pool."""
+        self._need_classes = need_classes
         self._tenants = tenants
         self._clock = clock
-        self._states: dict[str, RequestState] = {}
+        self.states: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self.states)
 
     def start(self, ctx: ReqContext) -> RequestState:
         """Make the state of a new request.
@@ -109,7 +113,7 @@ class RequestTable:
         Raises:
             ContractError: A request of this id is live already.
         """
-        state = self._states.get(ctx.req_id)
+        state = self.states.get(ctx.req_id)
         if state is None:
             state = self.get(ctx)
         elif state.is_live:
@@ -119,13 +123,13 @@ class RequestTable:
 
     def find(self, req_id: str) -> RequestState | None:
         """Return the state of a request, if there is one."""
-        return self._states.get(req_id)
+        return self.states.get(req_id)
 
     def get(self, ctx: ReqContext) -> RequestState:
         """Return the state of a request; one that is not known gets one until it is idle."""
-        state = self._states.get(ctx.req_id)
+        state = self.states.get(ctx.req_id)
         if state is None:
-            state = self._states[ctx.req_id] = self._make(ctx)
+            state = self.states[ctx.req_id] = self._make(ctx)
         return state
 
     def _make(self, ctx: ReqContext) -> RequestState:
@@ -136,6 +140,8 @@ class RequestTable:
         trail = state.trail
         trail.priority, trail.session = hints.priority, hints.session
         trail.pool = tenant.name if tenant.config.quota < 1 else None
+        if hints.retention or trail.priority != PRIORITY_DEFAULT or trail.pool is not None:
+            self._need_classes()
         lifetimes = [t for t in (hints.ttl_s, tenant.config.ttl_s) if t is not None]
         if lifetimes:
             trail.expires_at_s = self._clock.wall_s() + min(lifetimes)
@@ -143,14 +149,14 @@ class RequestTable:
 
     def num_loading(self) -> int:
         """Count the distinct chunks that copies read. Thread: any."""
-        states = list(self._states.values())
+        states = list(self.states.values())
         return len({key for state in states for load in list(state.loads) for key in load.keys})
 
     def has_copies(self) -> bool:
         """Say whether any request has a copy open."""
-        return any(not state.is_idle for state in self._states.values())
+        return any(not state.is_idle for state in self.states.values())
 
     def drop_if_done(self, state: RequestState) -> None:
         """Forget the state of a request that is neither live nor has a copy open."""
         if not state.is_live and state.is_idle:
-            self._states.pop(state.ctx.req_id, None)
+            self.states.pop(state.ctx.req_id, None)

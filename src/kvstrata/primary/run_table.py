@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import Run
+from kvstrata.core.policy import RequestTrail, Run
 
 
 class Held(NamedTuple):
@@ -95,10 +95,15 @@ class RunTable:
 
     def absent(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
         """Return the distinct keys that have no slot, in order."""
-        run_of, distinct = self._run_of, dict.fromkeys(keys)
-        if run_of.keys().isdisjoint(distinct):
-            return list(distinct)
-        return [key for key in distinct if key not in run_of]
+        run_of = self._run_of
+        if run_of.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
+            return list(keys)
+        return [key for key in dict.fromkeys(keys) if key not in run_of]
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether any dropped run's slots are still in use."""
+        return bool(self._dropped)
 
     def dropped_writes(self, owner: Hashable) -> set[OffloadKey]:
         """Return the dropped chunks that the owner is still writing.
@@ -151,19 +156,28 @@ class RunTable:
             self._dropped.append((epoch, head))
             self._dropped.sort(key=lambda item: item[0])
         else:
-            self._run_of.update(dict.fromkeys(head.keys, head))
+            self._enter(head.keys, head)
             self._on_split(head, run)
         return head
 
-    def reserve(self, keys: list[OffloadKey], owner: Hashable, parent: Run | None) -> Run:
-        """Give absent, distinct keys, at least one, free slots, written by `owner` from now on."""
+    def _enter(self, keys: Iterable[OffloadKey], run: Run) -> None:
+        run_of = self._run_of
+        for key in keys:  # twice as fast as update(fromkeys()), which builds a second dictionary
+            run_of[key] = run
+
+    def reserve(self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail) -> Run:
+        """Give absent, distinct keys, at least one, free slots, written by `owner` from now on.
+
+        The run continues the last one of the trail, and has the trail's standing.
+        """
         free, count = self._free, len(keys)
         run = Run(keys, free[-count:], owner)
-        run.num_holds = 1  # the copy into it
         del free[-count:]
-        self._run_of.update(dict.fromkeys(keys, run))
-        if parent is not None:
-            run.parent = parent
+        run.num_holds = 1  # the copy into it
+        run.priority, run.pool, run.expires_at_s = trail.priority, trail.pool, trail.expires_at_s
+        self._enter(keys, run)
+        if trail.runs:
+            parent = run.parent = trail.runs[-1]
             parent.num_children += 1
         return run
 
@@ -173,7 +187,7 @@ class RunTable:
         assert head is not None
         assert head.num_children == 1
         assert not run.num_children
-        self._run_of.update(dict.fromkeys(run.keys, head))
+        self._enter(run.keys, head)
         head.keys += run.keys
         head.slots += run.slots
         head.num_children = 0
@@ -247,13 +261,17 @@ class RunTable:
 
     def cut_tail(self, run: Run, count: int) -> list[OffloadKey]:
         """Free the last `count` chunks of a run that nothing holds; return their keys."""
-        keys, run_of = run.keys[-count:], self._run_of
-        self._free += run.slots[-count:]
-        del run.keys[-count:], run.slots[-count:]
+        if count == len(run.keys):
+            keys, slots = run.keys, run.slots
+            run.keys, run.slots = [], []
+            self._leave_parent(run)
+        else:
+            keys, slots = run.keys[-count:], run.slots[-count:]
+            del run.keys[-count:], run.slots[-count:]
+        self._free += slots
+        run_of = self._run_of
         for key in keys:
             del run_of[key]
-        if not run.keys:
-            self._leave_parent(run)
         return keys
 
     def hold(self, runs: list[Run], keys: list[OffloadKey] | None = None) -> Held:

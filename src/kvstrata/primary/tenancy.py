@@ -7,7 +7,7 @@ from typing_extensions import override
 from kvstrata.core.delegate import DelegatingManager
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.manager import NO_KEYS, OffloadingManager
-from kvstrata.core.request import ReqContext
+from kvstrata.core.request import NO_HINTS, ReqContext
 from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
 from kvstrata.core.tenants import TAG_BYTES, TenantResolver
 
@@ -23,6 +23,7 @@ class TenantOffloadingManager(DelegatingManager):
         """Wrap a manager; it is owned, and shut down with this one."""
         super().__init__(inner)
         self._tenants = tenants
+        self._is_by_hint = tenants.is_by_hint
 
     def _tagged(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[OffloadKey]:
         tag = self._tenants.resolve(ctx).tag
@@ -34,19 +35,27 @@ class TenantOffloadingManager(DelegatingManager):
 
     @override
     def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> int | None:
-        return self.inner.lookup(self._tagged(keys, ctx), ctx)
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys = self._tagged(keys, ctx)
+        return self.inner.lookup(keys, ctx)
 
     @override
     def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
-        return self.inner.lookup_states(self._tagged(keys, ctx), ctx)
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys = self._tagged(keys, ctx)
+        return self.inner.lookup_states(keys, ctx)
 
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
-        self.inner.touch(self._tagged(keys, ctx), ctx)
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys = self._tagged(keys, ctx)
+        self.inner.touch(keys, ctx)
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
-        return self.inner.prepare_load(self._tagged(keys, ctx), ctx)
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys = self._tagged(keys, ctx)
+        return self.inner.prepare_load(keys, ctx)
 
     @override
     def complete_load(
@@ -55,13 +64,16 @@ class TenantOffloadingManager(DelegatingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        tagged = self._tagged(list(keys), ctx)
-        self.inner.complete_load(tagged, ctx, self._tagged_set(failed, ctx))
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys, failed = self._tagged(list(keys), ctx), self._tagged_set(failed, ctx)
+        self.inner.complete_load(keys, ctx, failed)
 
     @override
     def prepare_store(
         self, keys: Sequence[OffloadKey], ctx: ReqContext
     ) -> PrepareStoreOutput | None:
+        if ctx.hints is NO_HINTS and self._is_by_hint:
+            return self.inner.prepare_store(keys, ctx)
         tagged = self._tagged(keys, ctx)
         output = self.inner.prepare_store(tagged, ctx)
         if output is None or tagged is keys:
@@ -76,8 +88,9 @@ class TenantOffloadingManager(DelegatingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        tagged = self._tagged(list(keys), ctx)
-        self.inner.complete_store(tagged, ctx, self._tagged_set(failed, ctx))
+        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+            keys, failed = self._tagged(list(keys), ctx), self._tagged_set(failed, ctx)
+        self.inner.complete_store(keys, ctx, failed)
 
     @override
     def delete(self, keys: Collection[OffloadKey], ctx: ReqContext) -> None:

@@ -32,6 +32,7 @@ _REWRITTEN = (
     "manager_copies_suite",
     "manager_machine",
     "manager_requests_suite",
+    "policy_driver",
     "policy_machine",
     "tier_calls",
 )
