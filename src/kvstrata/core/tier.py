@@ -39,9 +39,9 @@ DEFAULT_ENV = TierEnv(name="tier", namespace="", clock=SystemClock(), path="tier
 class ChunkShelf(Protocol):
     """What a tier that serves this host's chunks to others is told of the primary.
 
-    The primary tells it of every chunk that can be read or no longer can, and spares leased chunks
-    when it looks for victims. That is a courtesy: a chunk may be withdrawn while it is leased, the
-    reader finds out and throws the copy away.
+    The primary tells it of every chunk that can be read or no longer can, and the manager, once a
+    step, keeps leased chunks from leaving. That is a courtesy: a chunk may be withdrawn while it is
+    leased; its reader finds out and throws the copy away.
 
     Thread: the scheduler's. Blocks: never, no lock in here is held across I/O or a copy.
     """
@@ -61,8 +61,8 @@ class ChunkShelf(Protocol):
         """Withdraw everything."""
         ...
 
-    def leased(self, keys: Iterable[OffloadKey]) -> Collection[OffloadKey]:
-        """Return those of the keys that somebody reads now: the last to be evicted."""
+    def leased(self) -> Collection[OffloadKey]:
+        """Return the chunks that somebody reads now, each one time; bounded in number and time."""
         ...
 
     def take_wanted(self) -> Sequence[OffloadKey]:

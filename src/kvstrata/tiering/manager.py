@@ -20,6 +20,7 @@ from kvstrata.primary.manager import CPUOffloadingManager
 from kvstrata.tiering.cascade import Cascade, Cascades
 from kvstrata.tiering.promotion import Promotion, Promotions
 from kvstrata.tiering.request_view import RequestView
+from kvstrata.tiering.sharing import Sharing
 from kvstrata.tiering.shutdown import flush_and_stop
 from kvstrata.tiering.survey import Survey, ask_tiers, survey
 from kvstrata.tiering.tier_handle import TierHandle
@@ -77,6 +78,9 @@ class TieringOffloadingManager(DelegatingManager):
         self._promotions = Promotions(self._store, self._next_job_id, limits.hold_s)
         self._cascades = Cascades(self._store, self._next_job_id)
         self._store.on_removed = self._on_removed
+        self._sharing = Sharing(self._store, self._bring_up)
+        for handle in self._handles:
+            self._sharing.add(handle)
 
     def _next_job_id(self) -> JobId:
         return JobId(next(self._job_ids))
@@ -241,6 +245,19 @@ class TieringOffloadingManager(DelegatingManager):
         found = survey(keys, self._store, self._promotions, self._handles, view)
         return self._promotions.reserve(found.found, found.handles, RequestTrail(), None)
 
+    def _bring_up(
+        self, keys: Sequence[OffloadKey], asked_by: TierHandle
+    ) -> Sequence[OffloadKey]:
+        """Fetch what peers want, never from the tier they come through; return what nobody has."""
+        view = self._make_view(ReqContext("peers"))
+        others = [handle for handle in self._handles if handle is not asked_by]
+        answers = ask_tiers(keys, others, view)
+        found = [(key, handle) for key in keys if (handle := answers.get(key)) is not None]
+        if found:
+            wanted, handles = zip(*found, strict=True)
+            self._promotions.reserve(list(wanted), list(handles), RequestTrail(), None)
+        return [key for key in keys if key not in answers]
+
     # Store
 
     @override
@@ -346,6 +363,7 @@ class TieringOffloadingManager(DelegatingManager):
             view = self._views.get(req_id)
             if view is not None:
                 view.deadline_s = None  # it will come back as if new
+        self._sharing.end_step()
         self._promotions.submit(context.new_req_ids)
         self._promotions.expire(self._clock.now_s())
         self._cascades.sweep()
@@ -399,6 +417,7 @@ class TieringOffloadingManager(DelegatingManager):
     def attach_tier(self, handle: TierHandle) -> None:
         """Use one more tier, the last in order, from the next step on."""
         self._handles.append(handle)
+        self._sharing.add(handle)
         for req_id, view in self._views.items():
             fresh = self._make_view(view.ctx)
             view.load_mask, view.store_mask = fresh.load_mask, fresh.store_mask
@@ -417,6 +436,7 @@ class TieringOffloadingManager(DelegatingManager):
         if handle is None:
             raise KeyError(name)
         self._promotions.forget_tier(handle)
+        self._sharing.remove(handle)
         stuck = handle.shutdown(timeout_s)
         self._has_retired = False
         self._retire()
@@ -444,6 +464,7 @@ class TieringOffloadingManager(DelegatingManager):
     def shutdown(self, timeout_s: float = 10.0) -> ShutdownReport:
         if self._report is None:
             self._promotions.clear()
+            self._sharing.release()
             self._report = flush_and_stop(
                 self._handles, self._cascades, self._store, self._retire_now, timeout_s
             )

@@ -98,7 +98,7 @@ class TierHandle:
     @property
     def wants_stores(self) -> bool:
         """Whether any chunk is ever to go into this tier."""
-        return self.config.write is not WritePolicy.NEVER
+        return self.tier.accepts_stores and self.config.write is not WritePolicy.NEVER
 
     def is_usable(self) -> bool:
         """Say whether the tier may be asked; after its rest, one probe at a time."""

@@ -86,16 +86,12 @@ class Session:
         clock: Clock,
         on_change: Callable[[str], None],
     ) -> None:
-        """Start the threads, connect with the first task.
+        """Start the threads; connect with the first task.
 
         Args:
-            identity: Who is expected at the address.
-            address: Where it listens.
-            own: Who we are.
-            settings: Timeouts and the number of connections.
-            clock: Time, for backing off.
-            on_change: Called with the identity when the peer was lost or came back as a new
-                process: what is known of it is void. Any thread; never blocks.
+            identity: Who is expected at `address`.
+            on_change: Called with the identity, in any thread, when the peer was lost or came back
+                as a new process: what is known of it is void.
         """
         self.identity, self.address = identity, address
         self.num_lost = 0

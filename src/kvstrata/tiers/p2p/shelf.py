@@ -95,12 +95,10 @@ class Shelf(ChunkShelf):
             self._generations[slot] += 1
 
     @override
-    def leased(self, keys: Iterable[OffloadKey]) -> Collection[OffloadKey]:
+    def leased(self) -> Collection[OffloadKey]:
         with self._lock:
             self._expire()
-            if not self._num_leases:
-                return ()
-            return {key for key in keys if key in self._num_leases}
+            return [key for key in self._num_leases if key in self._index]
 
     @override
     def take_wanted(self) -> Sequence[OffloadKey]:

@@ -65,22 +65,22 @@ class P2pTier(SecondaryTierManager):
         self.shelf: Shelf = Shelf(slots, env.clock, settings.num_leased_max)
         self._serving = Serving(settings, self.shelf, env.clock)
         self._server = self._start_server()
-        self._sessions = {
-            name: Session(
-                name,
-                address,
-                own=self._own,
-                settings=settings,
-                clock=env.clock,
-                on_change=self._whereabouts.forget_peer,
-            )
-            for name, address in settings.peers.items()
-        }
+        self._sessions = {name: self._open(name, at) for name, at in settings.peers.items()}
 
     @classmethod
     @override
     def from_config(cls, slots: SlotView, settings: Mapping[str, Any], env: TierEnv) -> Self:
         return cls(slots, parse_settings(P2pSettings, settings, env.path), env)
+
+    def _open(self, name: str, address: Address) -> Session:
+        return Session(
+            name,
+            address,
+            own=self._own,
+            settings=self._settings,
+            clock=self._env.clock,
+            on_change=self._whereabouts.forget_peer,
+        )
 
     def _start_server(self) -> PeerServer | None:
         address = self._settings.listen

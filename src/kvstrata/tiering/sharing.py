@@ -1,0 +1,74 @@
+"""Keep what tiers serve to other hosts in step with what this host has."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from kvstrata.core.keys import OffloadKey
+from kvstrata.primary.chunk_store import ChunkStore
+from kvstrata.tiering.tier_handle import TierHandle
+
+if TYPE_CHECKING:
+    from kvstrata.core.tier import ChunkShelf
+    from kvstrata.primary.run_table import Held
+
+SHARE_FOR_OTHERS: Final = 8  # of the slots, one in so many may be fetched for others in a step
+
+BringUp = Callable[[Sequence[OffloadKey], TierHandle], Sequence[OffloadKey]]
+
+
+class Sharing:
+    """The shelves of tiers that serve others: the primary's chunks, and on request those below.
+
+    What others read is held, from one step's end to the next; a chunk that leaves in between is
+    found out by its reader.
+    """
+
+    def __init__(self, store: ChunkStore, bring_up: BringUp) -> None:
+        """Start without shelves.
+
+        Args:
+            store: The primary.
+            bring_up: Starts to fetch chunks from the tiers other than the one given, and returns
+                those that none of them has.
+        """
+        self._store = store
+        self._bring_up = bring_up
+        self._shelves: dict[TierHandle, ChunkShelf] = {}
+        self._held: list[Held] = []
+
+    def add(self, handle: TierHandle) -> None:
+        """Begin to publish on the tier's shelf, if it has one."""
+        shelf = handle.tier.shelf
+        if shelf is None:
+            return
+        for run in self._store.table.all_runs()[0]:
+            if run.owner is None:
+                shelf.publish(run.keys, run.slots)
+        self._shelves[handle] = shelf
+        self._store.shelves.append(shelf)
+
+    def remove(self, handle: TierHandle) -> None:
+        """Publish no more on the tier's shelf."""
+        shelf = self._shelves.pop(handle, None)
+        if shelf is not None:
+            self._store.shelves.remove(shelf)
+            shelf.clear()
+
+    def end_step(self) -> None:
+        """Hold what is being read, and fetch what others want and a tier below has."""
+        self.release()
+        for handle, shelf in self._shelves.items():
+            leased = [key for key in shelf.leased() if self._store.is_resident(key)]
+            if leased:
+                self._held.append(self._store.hold(leased))
+            wanted = [key for key in shelf.take_wanted() if key not in self._store.table]
+            if wanted:
+                # The rest is asked for again; others' needs don't flush what this host uses.
+                share = max(1, self._store.table.num_slots // SHARE_FOR_OTHERS)
+                shelf.deny(self._bring_up(wanted[:share], handle))
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        for held in self._held:
+            self._store.table.unhold(held)
+        self._held.clear()
