@@ -57,22 +57,22 @@ class Pair:
         for manager in self.managers.values():
             manager.on_schedule_end(IDLE_STEP)
 
-    def store(self, keys: Sequence[OffloadKey]) -> None:
-        """Have the owner store these chunks."""
-        ctx = ReqContext(f"store {keys[-1].hex()}")
+    def store(self, keys: Sequence[OffloadKey], **hints: object) -> int:
+        """Have the owner store these chunks; return how many it took."""
+        ctx = ReqContext(f"store {keys[-1].hex()}", {"kvstrata": hints})
         self.owner.on_new_request(ctx)
         output = self.owner.prepare_store(keys, ctx)
         assert output is not None
-        assert list(output.keys_to_store) == list(keys)
-        for key, slot in zip(keys, output.store_spec.slots, strict=True):
+        for key, slot in zip(output.keys_to_store, output.store_spec.slots, strict=True):
             self.owner.slots[slot][:] = pattern(key, CHUNK_BYTES)
-        self.owner.complete_store(keys, ctx)
+        self.owner.complete_store(output.keys_to_store, ctx)
         self.owner.on_request_finished(ctx)
         self.step()
+        return len(output.keys_to_store)
 
-    def load(self, keys: Sequence[OffloadKey]) -> int:
+    def load(self, keys: Sequence[OffloadKey], **hints: object) -> int:
         """Have the reader load as long a prefix as it can; check every byte; return its length."""
-        ctx = ReqContext(f"load {keys[-1].hex()}")
+        ctx = ReqContext(f"load {keys[-1].hex()}", {"kvstrata": hints})
         self.reader.on_new_request(ctx)
         counts: list[int | None] = []
 
@@ -181,6 +181,17 @@ def test_a_chunk_that_a_peer_reads_is_held_until_it_is_read() -> None:
         hosts.owner.on_request_finished(ctx)
         hosts.store(chain("123456"))
         assert not any(shelf.holds(copy) for copy in lease.copies.values())
+
+
+def test_chunks_parked_for_a_host_stay_until_it_has_fetched_them() -> None:
+    with pair() as hosts:
+        hosts.store(chain("a"))
+        assert hosts.store(chain("abc"), park_for="reader") == 2  # the first is there already
+        assert hosts.store(chain("uvwxyz")) == NUM_CHUNKS - 3
+        assert hosts.load(chain("abc"), peer="owner") == 3
+        hosts.step()
+        assert hosts.store(chain("123456")) == NUM_CHUNKS
+        eventually(lambda: hosts.load(chain("abc")) == 3, "from its own primary")
 
 
 def p2p_tier(manager: Any) -> Any:  # noqa: ANN401

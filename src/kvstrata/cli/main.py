@@ -5,6 +5,7 @@ import sys
 import typer
 
 from kvstrata.cli.bench_p2p import p2p
+from kvstrata.cli.check import check
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
@@ -15,6 +16,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.command()(check)
 bench.command()(p2p)
 
 

@@ -43,6 +43,10 @@ class DelegatingManager(OffloadingManager):
         return self.inner.lookup_states(keys, ctx)
 
     @override
+    def media_of(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[str]:
+        return self.inner.media_of(keys, ctx)
+
+    @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
         self.inner.touch(keys, ctx)
 

@@ -69,6 +69,8 @@ P2P_METRICS: Final = (
     Metric("num_answers_max", "gauge", "chunks", "limit of that"),
     Metric("num_published", "gauge", "chunks", "chunks of this host that peers can pull"),
     Metric("num_leased", "gauge", "chunks", "those that a peer reads now"),
+    Metric("num_parked", "gauge", "chunks", "those kept for a host that will fetch them"),
+    Metric("num_parked_max", "gauge", "chunks", "limit of that"),
     Metric(
         "lookup_requests", "counter", "requests", "questions sent to peers, each one round trip"
     ),

@@ -145,6 +145,7 @@ class RequestTrail:
         pool: Share of the tier that the request's chunks count against; None for the common one.
         runs: The tracked runs that the request used or stored, in prefix order. Kept by the
             caller; up to date in each call.
+        prefix: Its chunks as of its last access, in prefix order, tracked or not.
         last_stored: The run that the request stored last. Kept by the caller.
         state: Whatever the policy wants to remember of the request.
     """
@@ -155,6 +156,7 @@ class RequestTrail:
     key_expires_at_s: Mapping[OffloadKey, float] | None = None
     session: SessionHint | None = None
     pool: str | None = None
+    prefix: Sequence[OffloadKey] = ()
     last_stored: Run | None = None
     state: object = None
 

@@ -65,6 +65,13 @@ class ChunkShelf(Protocol):
         """Return the chunks that somebody reads now, each one time; bounded in number and time."""
         ...
 
+    def park(self, keys: Sequence[OffloadKey], reader: str) -> int:
+        """Lease published chunks to a named host until it has fetched them, for a bounded time.
+
+        Returns how many are parked; 0 where there is no room or nothing of it is published.
+        """
+        ...
+
     def take_wanted(self) -> Sequence[OffloadKey]:
         """Return chunks that others asked for and that are not published, each one time.
 

@@ -73,14 +73,14 @@ class ChunkStore:
     def access(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> None:
         """Note that a request uses these chunks, in prefix order, resident or not."""
         runs = self.table.resident_runs(keys)
-        trail.runs = runs
+        trail.runs, trail.prefix = runs, keys
         self.policy.access(trail, keys, runs, self.clock.now_s())
 
     def reserve(self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail) -> Reservation:
         """Get slots for these absent, distinct keys, from the first on as far as admitted."""
         table, now_s = self.table, self.clock.now_s()
         if trail.runs:
-            trail.runs = [run for run in trail.runs if run.keys and not run.is_dropped]
+            trail.runs = _with_heads(trail.runs)
         num_admitted, victims, is_refusal = self.policy.admit(trail, keys, table.num_free, now_s)
         evicted: list[OffloadKey] = []
         for run, count in victims:
@@ -93,15 +93,17 @@ class ChunkStore:
         if num_admitted < len(keys):
             self.num_refused += (len(keys) - num_admitted) if is_refusal else 0
             keys = keys[:num_admitted]
+        parent = trail.runs[-1] if _continues(trail, keys) else None
         slots: list[int] = []
         if trail.key_priority or trail.key_expires_at_s:
             for stretch, priority, expires_at_s in _equal_stretches(keys, trail):
-                run = table.reserve(stretch, owner, trail)
+                run = table.reserve(stretch, owner, trail, parent)
                 run.priority, run.expires_at_s = priority, expires_at_s
                 self._insert(run, trail, now_s)
                 slots += run.slots
+                parent = run
         elif keys:
-            run = table.reserve(keys, owner, trail)
+            run = table.reserve(keys, owner, trail, parent)
             self._insert(run, trail, now_s)
             slots += run.slots
         return keys, slots, evicted, is_refusal
@@ -247,11 +249,23 @@ def _with_heads(runs: list[Run]) -> list[Run]:
     """Return a request's runs without those that left, and with the heads split off them since."""
     found: dict[Run, None] = {}
     for last in reversed(runs):
-        run: Run | None = last if last.keys and not last.is_dropped else None
-        while run is not None and run not in found:
+        run: Run | None = last
+        while run is not None and run.keys and not run.is_dropped and run not in found:
             found[run] = None
             run = run.parent
     return list(reversed(found))
+
+
+def _continues(trail: RequestTrail, keys: list[OffloadKey]) -> bool:
+    """Say whether new chunks come right behind all those of the request that are here.
+
+    Otherwise there is a gap among these, and nobody is known to be the parent of the new ones.
+    """
+    if not trail.runs:
+        return False
+    num_here = sum([len(run.keys) for run in trail.runs])
+    rest = trail.prefix[num_here : num_here + len(keys)]
+    return keys[: len(rest)] == list(rest)
 
 
 def _equal_stretches(

@@ -50,17 +50,10 @@ class CPUOffloadingManager(OffloadingManager):
         clock: Clock | None = None,
         close_region: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take a region and a policy of the same capacity.
+        """Take a region, which is used, and a policy of the same capacity, which is owned.
 
-        Args:
-            region: The slots; used, not owned.
-            policy: Order and admission; owned.
-            limits: Bounds of side tables.
-            with_classes: Puts priority classes and pools around the policy; called once, when the
-                first request comes that needs them.
-            tenants: Says who a request belongs to.
-            clock: Time.
-            close_region: Called once, at shutdown.
+        `with_classes` puts priority classes and pools around the policy; it is called once, when
+        the first request comes that needs them. `close_region` is called once, at shutdown.
         """
         clock = clock or SystemClock()
         self._slots = region

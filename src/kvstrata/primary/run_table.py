@@ -165,10 +165,12 @@ class RunTable:
         for key in keys:  # twice as fast as update(fromkeys()), which builds a second dictionary
             run_of[key] = run
 
-    def reserve(self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail) -> Run:
+    def reserve(
+        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail, parent: Run | None
+    ) -> Run:
         """Give absent, distinct keys, at least one, free slots, written by `owner` from now on.
 
-        The run continues the last one of the trail, and has the trail's standing.
+        The run has the trail's standing and continues `parent`.
         """
         free, count = self._free, len(keys)
         run = Run(keys, free[-count:], owner)
@@ -176,8 +178,8 @@ class RunTable:
         run.num_holds = 1  # the copy into it
         run.priority, run.pool, run.expires_at_s = trail.priority, trail.pool, trail.expires_at_s
         self._enter(keys, run)
-        if trail.runs:
-            parent = run.parent = trail.runs[-1]
+        if parent is not None:
+            run.parent = parent
             parent.num_children += 1
         return run
 

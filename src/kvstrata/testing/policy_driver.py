@@ -30,7 +30,7 @@ class PolicyDriver:
 
     def access(self, trail: RequestTrail, keys: Sequence[OffloadKey], now_s: float) -> None:
         """Let a request use chunks, tracked or not."""
-        trail.runs = self.runs_of(keys)
+        trail.runs, trail.prefix = self.runs_of(keys), list(keys)
         self.policy.access(trail, list(keys), trail.runs, now_s)
 
     def offer(
@@ -39,8 +39,8 @@ class PolicyDriver:
         """Offer untracked chunks; return how many came in, who left, and the policy's answer."""
         own: dict[Run, None] = {}
         for last in reversed(trail.runs):
-            run: Run | None = last if last.keys else None
-            while run is not None and run not in own:  # heads were split off since
+            run: Run | None = last
+            while run is not None and run.keys and run not in own:  # heads were split off since
                 own[run] = None
                 run = run.parent
         trail.runs = list(reversed(own))
@@ -57,7 +57,9 @@ class PolicyDriver:
     ) -> None:
         run = Run(keys, [0] * len(keys), None)
         run.priority, run.pool = priority, trail.pool
-        if trail.runs:
+        num_here = sum(len(run.keys) for run in trail.runs)
+        rest = list(trail.prefix[num_here : num_here + len(keys)])
+        if trail.runs and keys[: len(rest)] == rest:  # otherwise there is a gap among them
             run.parent = trail.runs[-1]
             run.parent.num_children += 1
         self._run_of.update(dict.fromkeys(keys, run))

@@ -84,7 +84,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert num_admitted >= min(len(keys), num_free) or admission.is_refusal
         assert not set(left) & busy, "a victim that is held"
         assert not set(left) & own, "a victim of the request itself"
-        self._check_order(left, busy, edges)
+        self._check_order(left, tracked - busy, edges)
         self._note_loss(left)
         for key in keys[:num_admitted]:
             self.users[key] = {request}
@@ -100,7 +100,7 @@ class PolicyMachine(RuleBasedStateMachine):
             free_to_leave = self._leavable(free_to_leave, edges)
         assert set(chosen) <= free_to_leave
         assert len(chosen) == min(count, len(free_to_leave))
-        self._check_order(chosen, busy, edges)
+        self._check_order(chosen, self.driver.keys - busy, edges)
         self.driver.unhold(held)
 
     @rule(count=st.integers(1, 6))
@@ -155,7 +155,7 @@ class PolicyMachine(RuleBasedStateMachine):
     def _check_order(
         self,
         leaving: Sequence[OffloadKey],
-        busy: set[OffloadKey],
+        free_to_leave: set[OffloadKey],
         edges: dict[OffloadKey, list[OffloadKey]],
     ) -> None:
         """Children leave before parents: all in a tree, else those that one request alone used."""
@@ -167,10 +167,9 @@ class PolicyMachine(RuleBasedStateMachine):
                 for child in edges.get(parent, []):
                     assert place.get(child, never) < place[parent], "a parent left before its child"
             return
-        before = self.driver.keys | set(leaving)
         for request in self.requests:
             if request.has_lost:
                 continue  # a chunk that came back was told without its place
             alone = [key for key in request.known if self.users[key] == {request}]
-            places = [place.get(key, never) for key in alone if key in before - busy]
+            places = [place.get(key, never) for key in alone if key in free_to_leave]
             assert places == sorted(places, reverse=True), "a head left before its tail"

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -164,11 +165,10 @@ class PolicySuite:
         seen: set[int] = set()
 
         class WatchedRun(Run):
-            @property  # type: ignore[override]
             @override
-            def num_holds(self) -> int:
+            def __getattribute__(self, name: str) -> Any:
                 seen.add(id(self))
-                return 0
+                return super().__getattribute__(name)
 
         for run in driver.policy.runs():
             run.__class__ = WatchedRun

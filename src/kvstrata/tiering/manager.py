@@ -245,9 +245,7 @@ class TieringOffloadingManager(DelegatingManager):
         found = survey(keys, self._store, self._promotions, self._handles, view)
         return self._promotions.reserve(found.found, found.handles, RequestTrail(), None)
 
-    def _bring_up(
-        self, keys: Sequence[OffloadKey], asked_by: TierHandle
-    ) -> Sequence[OffloadKey]:
+    def _bring_up(self, keys: Sequence[OffloadKey], asked_by: TierHandle) -> Sequence[OffloadKey]:
         """Fetch what peers want, never from the tier they come through; return what nobody has."""
         view = self._make_view(ReqContext("peers"))
         others = [handle for handle in self._handles if handle is not asked_by]
@@ -265,6 +263,7 @@ class TieringOffloadingManager(DelegatingManager):
         self, keys: Sequence[OffloadKey], ctx: ReqContext
     ) -> PrepareStoreOutput | None:
         self._retire()
+        self._sharing.park(keys, ctx)
         output = self.inner.prepare_store(keys, ctx)
         if not ctx.hints.store:
             return output
@@ -333,6 +332,7 @@ class TieringOffloadingManager(DelegatingManager):
         if arrived and self._handles:
             mask = self._view(ctx).store_mask
             self._cascades.note_stored(arrived, self._handles, mask, ctx)
+            self._sharing.park(arrived, ctx)
 
     # Steps
 

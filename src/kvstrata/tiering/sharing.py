@@ -1,9 +1,10 @@
 """Keep what tiers serve to other hosts in step with what this host has."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kvstrata.core.keys import OffloadKey
+from kvstrata.core.request import ReqContext
 from kvstrata.primary.chunk_store import ChunkStore
 from kvstrata.tiering.tier_handle import TierHandle
 
@@ -53,6 +54,13 @@ class Sharing:
         if shelf is not None:
             self._store.shelves.remove(shelf)
             shelf.clear()
+
+    def park(self, keys: Collection[OffloadKey], ctx: ReqContext) -> None:
+        """Keep a request's chunks, those that can be loaded, for the host that it names."""
+        reader = ctx.hints.park_for
+        if reader is not None:
+            for shelf in self._shelves.values():
+                shelf.park(list(keys), reader)
 
     def end_step(self) -> None:
         """Hold what is being read, and fetch what others want and a tier below has."""

@@ -10,7 +10,7 @@ from kvstrata.core.errors import ProtocolError
 from kvstrata.core.keys import OffloadKey
 from kvstrata.tiers.p2p.limits import Allowance
 from kvstrata.tiers.p2p.settings import P2pSettings
-from kvstrata.tiers.p2p.shelf import Copy, Shelf
+from kvstrata.tiers.p2p.shelf import Copy, Lease, Shelf
 from kvstrata.tiers.p2p.transport import Channel
 from kvstrata.tiers.p2p.wire import Chunk, Fetch, Found, Lookup, Message, Seal, State, chunk_digest
 
@@ -88,7 +88,7 @@ class Serving:
             channel.send(Found(bytes(states)))
             for index, key in enumerate(keys):
                 if states[index] is State.HIT:
-                    self._send(channel, index, key, lease.copies[key])
+                    self._send(channel, index, key, lease)
         finally:
             self._shelf.release(lease)
 
@@ -106,11 +106,12 @@ class Serving:
                 states.append(State.MISS)
         return states
 
-    def _send(self, channel: Channel, index: int, key: OffloadKey, copy: Copy) -> None:
+    def _send(self, channel: Channel, index: int, key: OffloadKey, lease: Lease) -> None:
         """Send one chunk, unless it has left; then say whether it had left before the end.
 
         The generation vouches for the checksum, and the checksum for what the peer receives.
         """
+        copy = lease.copies[key]
         if not self._shelf.holds(copy):
             self.count("reused_chunks")
             channel.send(Chunk(index, 0))
@@ -128,6 +129,7 @@ class Serving:
             is_good = self._shelf.holds(copy)
         channel.send(Seal(checksum if is_good else None))
         if is_good:
+            self._shelf.unpark(key, lease.holder)
             self.count("served_chunks")
             self.count("served_bytes", payload.nbytes)
         else:

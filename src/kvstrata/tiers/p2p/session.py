@@ -88,10 +88,8 @@ class Session:
     ) -> None:
         """Start the threads; connect with the first task.
 
-        Args:
-            identity: Who is expected at `address`.
-            on_change: Called with the identity, in any thread, when the peer was lost or came back
-                as a new process: what is known of it is void.
+        `identity` is who is expected at the address. `on_change` is called with it, in any thread,
+        when the peer was lost or came back as a new process: what is known of it is void.
         """
         self.identity, self.address = identity, address
         self.num_lost = 0

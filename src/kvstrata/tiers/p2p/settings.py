@@ -22,6 +22,7 @@ from kvstrata.core.settings import (
     setting,
     table,
 )
+from kvstrata.tiers.p2p.shelf import ShelfLimits
 
 SECRET_BYTES_MIN: Final = 16
 IDENTITY_CHARS_MAX: Final = 128
@@ -141,6 +142,8 @@ class P2pSettings:
 
     lease_s: float = setting(parse_seconds, 10.0)
     num_leased_max: int = setting(parse_count(), 256)  # chunks, for each peer
+    park_s: float = setting(parse_seconds, 60.0)  # until a parked chunk is given up
+    num_parked_max: int = setting(parse_count(), 1024)  # chunks, for all peers together
     num_peer_connections_max: int = setting(parse_count(), 16)  # accepted, from each peer
     num_strangers_max: int = setting(parse_count(), 64)  # accepted and not yet authenticated
     requests_per_s_max: int = setting(parse_count(), 5000)  # for each peer
@@ -169,6 +172,11 @@ class P2pSettings:
             wide = not is_loopback(self.listen.host)
             if wide and self.advertise is None:
                 raise ConfigError(join(path, "advertise"), "is required with directory and listen")
+
+    @property
+    def shelf_limits(self) -> ShelfLimits:
+        """The limits of what is served."""
+        return ShelfLimits(self.num_leased_max, self.num_parked_max, self.park_s)
 
     @property
     def has_authentication(self) -> bool:

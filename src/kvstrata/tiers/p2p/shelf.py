@@ -36,6 +36,15 @@ class Lease:
     copies: dict[OffloadKey, Copy] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ShelfLimits:
+    """Chunks that one holder may lease at a time; chunks parked for all, and how long."""
+
+    num_leased_max: int
+    num_parked_max: int
+    park_s: float
+
+
 class Shelf(ChunkShelf):
     """An index of published chunks, with leases.
 
@@ -45,11 +54,11 @@ class Shelf(ChunkShelf):
     Thread: any. Blocks: for a short lock that is never held across I/O or a copy.
     """
 
-    def __init__(self, slots: SlotView, clock: Clock, num_leased_max: int) -> None:
-        """Start empty; `num_leased_max` bounds the chunks that one holder may lease at a time."""
+    def __init__(self, slots: SlotView, clock: Clock, limits: ShelfLimits) -> None:
+        """Start empty."""
         self.slots = slots
         self._clock = clock
-        self._num_leased_max = num_leased_max
+        self._limits = limits
         self._lock = threading.Lock()
         self._index: dict[OffloadKey, int] = {}
         self._keys: list[OffloadKey | None] = [None] * slots.num_slots
@@ -57,6 +66,7 @@ class Shelf(ChunkShelf):
         self._checksums: dict[int, tuple[int, bytes]] = {}
         self._leases: set[Lease] = set()
         self._num_leases: Counter[OffloadKey] = Counter()
+        self._parked: dict[tuple[str, OffloadKey], float] = {}  # until when; oldest first
         self._wanted: dict[OffloadKey, None] = {}
         self._denied: dict[OffloadKey, float] = {}
         self._taken_s = -STEPPING_S
@@ -87,6 +97,7 @@ class Shelf(ChunkShelf):
             for key in list(self._index):
                 self._drop(key)
             self._wanted.clear()
+            self._parked.clear()
 
     def _drop(self, key: OffloadKey) -> None:
         slot = self._index.pop(key, None)
@@ -98,7 +109,26 @@ class Shelf(ChunkShelf):
     def leased(self) -> Collection[OffloadKey]:
         with self._lock:
             self._expire()
-            return [key for key in self._num_leases if key in self._index]
+            keys = dict.fromkeys(self._num_leases) | dict.fromkeys(key for _, key in self._parked)
+            return [key for key in keys if key in self._index]
+
+    @override
+    def park(self, keys: Sequence[OffloadKey], reader: str) -> int:
+        with self._lock:
+            self._expire()
+            until_s, num_parked = self._clock.now_s() + self._limits.park_s, 0
+            for key in keys:
+                has_room = len(self._parked) < self._limits.num_parked_max
+                if key in self._index and (has_room or (reader, key) in self._parked):
+                    self._parked.pop((reader, key), None)
+                    self._parked[reader, key] = until_s
+                    num_parked += 1
+            return num_parked
+
+    def unpark(self, key: OffloadKey, reader: str) -> None:
+        """Note that the reader has fetched the chunk."""
+        with self._lock:
+            self._parked.pop((reader, key), None)
 
     @override
     def take_wanted(self) -> Sequence[OffloadKey]:
@@ -153,7 +183,7 @@ class Shelf(ChunkShelf):
         with self._lock:
             self._expire()
             lease = Lease(holder, self._clock.now_s() + lease_s)
-            room = self._num_leased_max - sum(
+            room = self._limits.num_leased_max - sum(
                 len(other.copies) for other in self._leases if other.holder == holder
             )
             for key in keys:
@@ -201,6 +231,10 @@ class Shelf(ChunkShelf):
             now_s = self._clock.now_s()
             for lease in [lease for lease in self._leases if lease.expires_s <= now_s]:
                 self._end(lease)
+        if self._parked:
+            now_s = self._clock.now_s()
+            while self._parked and next(iter(self._parked.values())) <= now_s:
+                del self._parked[next(iter(self._parked))]
 
     @property
     def num_published(self) -> int:
@@ -214,6 +248,13 @@ class Shelf(ChunkShelf):
             self._expire()
             return len(self._num_leases)
 
+    @property
+    def num_parked(self) -> int:
+        """Chunks that wait for the host they are for."""
+        with self._lock:
+            self._expire()
+            return len(self._parked)
+
     def check(self) -> None:
         """Assert every invariant."""
         with self._lock:
@@ -223,3 +264,4 @@ class Shelf(ChunkShelf):
             )
             assert all(lease.copies for lease in self._leases)
             assert len(self._wanted) <= WANTED_MAX
+            assert len(self._parked) <= self._limits.num_parked_max

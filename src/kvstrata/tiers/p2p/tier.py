@@ -62,7 +62,7 @@ class P2pTier(SecondaryTierManager):
         self._whereabouts = Whereabouts(
             env.clock, settings.hit_ttl_s, settings.miss_ttl_s, settings.num_answers_max
         )
-        self.shelf: Shelf = Shelf(slots, env.clock, settings.num_leased_max)
+        self.shelf: Shelf = Shelf(slots, env.clock, settings.shelf_limits)
         self._serving = Serving(settings, self.shelf, env.clock)
         self._server = self._start_server()
         self._sessions = {name: self._open(name, at) for name, at in settings.peers.items()}
@@ -302,6 +302,8 @@ class P2pTier(SecondaryTierManager):
             "num_answers_max": self._settings.num_answers_max,
             "num_published": self.shelf.num_published,
             "num_leased": self.shelf.num_leased,
+            "num_parked": self.shelf.num_parked,
+            "num_parked_max": self._settings.num_parked_max,
         }
         return Stats(gauges, counters, jobs=jobs, state="closed" if self._is_closed else "ok")
 

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.testing import FakeClock, FakeRegion, numbered_key
-from kvstrata.tiers.p2p.shelf import DENIED_S, STEPPING_S, Shelf
+from kvstrata.tiers.p2p.shelf import DENIED_S, STEPPING_S, Shelf, ShelfLimits
 
+LIMITS = ShelfLimits(num_leased_max=3, num_parked_max=2, park_s=60.0)
 A, B, C = (numbered_key(i) for i in range(3))
 
 
@@ -18,7 +19,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def shelf(clock: FakeClock) -> Shelf:
-    return Shelf(FakeRegion(4, 100), clock, num_leased_max=3)
+    return Shelf(FakeRegion(4, 100), clock, LIMITS)
 
 
 def test_only_published_chunks_are_leased(shelf: Shelf) -> None:
@@ -114,6 +115,38 @@ def test_a_chunk_that_came_up_is_not_wanted_any_more(shelf: Shelf) -> None:
     assert list(shelf.take_wanted()) == [B]
 
 
+def test_a_parked_chunk_is_leased_until_its_reader_fetched_it(shelf: Shelf) -> None:
+    shelf.publish([A, B], [0, 1])
+    assert shelf.park([A, C], "consumer") == 1
+    assert list(shelf.leased()) == [A]
+    shelf.unpark(A, "somebody else")
+    assert list(shelf.leased()) == [A]
+    shelf.unpark(A, "consumer")
+    assert not shelf.leased()
+
+
+def test_a_parked_chunk_is_given_up_in_time(shelf: Shelf, clock: FakeClock) -> None:
+    shelf.publish([A, B], [0, 1])
+    shelf.park([A], "consumer")
+    clock.advance(40.0)
+    shelf.park([A], "consumer")  # once more, from now on
+    shelf.park([B], "consumer")
+    clock.advance(40.0)
+    assert set(shelf.leased()) == {A, B}
+    clock.advance(21.0)
+    assert not shelf.leased()
+    assert shelf.num_parked == 0
+
+
+def test_parked_chunks_are_bounded(shelf: Shelf) -> None:
+    keys = [numbered_key(i) for i in range(4)]
+    shelf.publish(keys, range(4))
+    assert shelf.park(keys, "consumer") == 2
+    assert shelf.park(keys[:1], "consumer") == 1  # parked already
+    assert shelf.park(keys[:1], "another") == 0
+    shelf.check()
+
+
 keys = st.sampled_from([A, B, C])
 actions = st.lists(
     st.tuples(st.sampled_from(["publish", "withdraw", "lease", "release", "wait"]), keys,
@@ -127,7 +160,7 @@ def test_no_order_of_calls_lets_a_copy_pass_whose_slot_was_reused(
     sequence: list[tuple[str, OffloadKey, int]],
 ) -> None:
     clock = FakeClock()
-    shelf = Shelf(FakeRegion(3, 100), clock, num_leased_max=3)
+    shelf = Shelf(FakeRegion(3, 100), clock, LIMITS)
     contents: dict[int, OffloadKey | None] = {}
     leases = []
     for action, key, slot in sequence:
