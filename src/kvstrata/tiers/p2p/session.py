@@ -93,6 +93,7 @@ class Session:
         """
         self.identity, self.address = identity, address
         self.num_lost = 0
+        self.used_s = clock.now_s()
         self._own, self._settings, self._clock = own, settings, clock
         self._on_change = on_change
         self._lock = threading.Lock()
@@ -126,6 +127,7 @@ class Session:
 
     def submit(self, task: Task) -> None:
         """Queue a task; it fails soon where the peer is lost, and at once after `close`."""
+        self.used_s = self._clock.now_s()
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:

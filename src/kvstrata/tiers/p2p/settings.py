@@ -146,6 +146,8 @@ class P2pSettings:
     num_parked_max: int = setting(parse_count(), 1024)  # chunks, for all peers together
     num_peer_connections_max: int = setting(parse_count(), 16)  # accepted, from each peer
     num_strangers_max: int = setting(parse_count(), 64)  # accepted and not yet authenticated
+    directory_lease_s: float = setting(parse_seconds, 15.0)  # of a host that stopped renewing it
+    num_met_max: int = setting(parse_count(), 64)  # peers connected to through the directory
     requests_per_s_max: int = setting(parse_count(), 5000)  # for each peer
     bytes_per_s_max: int | None = setting(optional(parse_bytes), None)  # for each peer
 

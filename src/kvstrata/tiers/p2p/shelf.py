@@ -5,7 +5,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from typing_extensions import override
 
@@ -45,6 +45,18 @@ class ShelfLimits:
     park_s: float
 
 
+class ShelfListener(Protocol):
+    """Is told of every change, in the order of changes, under the shelf's lock: it never blocks."""
+
+    def came(self, keys: Sequence[OffloadKey]) -> None:
+        """Note that these chunks can be served."""
+        ...
+
+    def left(self, keys: Sequence[OffloadKey]) -> None:
+        """Note that they can't any more."""
+        ...
+
+
 class Shelf(ChunkShelf):
     """An index of published chunks, with leases.
 
@@ -59,6 +71,7 @@ class Shelf(ChunkShelf):
         self.slots = slots
         self._clock = clock
         self._limits = limits
+        self.listener: ShelfListener | None = None
         self._lock = threading.Lock()
         self._index: dict[OffloadKey, int] = {}
         self._keys: list[OffloadKey | None] = [None] * slots.num_slots
@@ -77,10 +90,12 @@ class Shelf(ChunkShelf):
             for key, slot in zip(keys, slots, strict=True):
                 self._drop(key)
                 if (former := self._keys[slot]) is not None:
-                    self._drop(former)
+                    self._drop_all([former])
                 self._generations[slot] += 1
                 self._index[key] = slot
                 self._keys[slot] = key
+            if self.listener is not None:
+                self.listener.came(keys)
             for key in keys if self._wanted or self._denied else ():
                 self._wanted.pop(key, None)
                 self._denied.pop(key, None)
@@ -88,22 +103,27 @@ class Shelf(ChunkShelf):
     @override
     def withdraw(self, keys: Iterable[OffloadKey]) -> None:
         with self._lock:
-            for key in keys:
-                self._drop(key)
+            self._drop_all(keys)
 
     @override
     def clear(self) -> None:
         with self._lock:
-            for key in list(self._index):
-                self._drop(key)
+            self._drop_all(list(self._index))
             self._wanted.clear()
             self._parked.clear()
 
-    def _drop(self, key: OffloadKey) -> None:
+    def _drop(self, key: OffloadKey) -> bool:
         slot = self._index.pop(key, None)
-        if slot is not None:
-            self._keys[slot] = None
-            self._generations[slot] += 1
+        if slot is None:
+            return False
+        self._keys[slot] = None
+        self._generations[slot] += 1
+        return True
+
+    def _drop_all(self, keys: Iterable[OffloadKey]) -> None:
+        gone = [key for key in keys if self._drop(key)]
+        if gone and self.listener is not None:
+            self.listener.left(gone)
 
     @override
     def leased(self) -> Collection[OffloadKey]:
@@ -235,6 +255,11 @@ class Shelf(ChunkShelf):
             now_s = self._clock.now_s()
             while self._parked and next(iter(self._parked.values())) <= now_s:
                 del self._parked[next(iter(self._parked))]
+
+    def published(self) -> list[OffloadKey]:
+        """Return all that can be served."""
+        with self._lock:
+            return list(self._index)
 
     @property
     def num_published(self) -> int:

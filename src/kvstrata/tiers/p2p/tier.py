@@ -17,10 +17,12 @@ from kvstrata.core.results import JobResult, LoadJob, LookupResult, StoreJob
 from kvstrata.core.settings import join, parse_settings
 from kvstrata.core.stats import JobStats, Stats
 from kvstrata.core.tier import DEFAULT_ENV, SecondaryTierManager, TierEnv
+from kvstrata.tiers.p2p.directory import Directory, connect_to_redis
+from kvstrata.tiers.p2p.fleet import NUM_QUESTIONS_MAX, Fleet
 from kvstrata.tiers.p2p.handshake import Credentials, tls_contexts
 from kvstrata.tiers.p2p.server import PeerServer
 from kvstrata.tiers.p2p.serving import Serving
-from kvstrata.tiers.p2p.session import Lane, Session
+from kvstrata.tiers.p2p.session import Lane
 from kvstrata.tiers.p2p.settings import Address, P2pSettings
 from kvstrata.tiers.p2p.shelf import Shelf
 from kvstrata.tiers.p2p.transfers import FetchTask, Item, Load, Loads, Outcome, Question
@@ -30,7 +32,7 @@ from kvstrata.tiers.p2p.wire import KEYS_MAX
 
 PIECE_BYTES_MAX: Final = 32 << 20  # of one Fetch
 PIECE_CHUNKS_MAX: Final = 64
-NUM_QUESTIONS_MAX: Final = 8  # waiting at one peer; a peer this far behind is not asked
+DIRECTORY: Final = "\0directory"  # what is asked besides peers; no identity looks like this
 COUNTERS: Final = [
     metric.name for metric in (*TIER_METRICS, *P2P_METRICS) if metric.kind == "counter"
 ]
@@ -65,22 +67,30 @@ class P2pTier(SecondaryTierManager):
         self.shelf: Shelf = Shelf(slots, env.clock, settings.shelf_limits)
         self._serving = Serving(settings, self.shelf, env.clock)
         self._server = self._start_server()
-        self._sessions = {name: self._open(name, at) for name, at in settings.peers.items()}
+        self._fleet = Fleet(self._own, settings, env.clock, self._whereabouts.forget_peer)
+        self._directory = self._open_directory()
 
     @classmethod
     @override
     def from_config(cls, slots: SlotView, settings: Mapping[str, Any], env: TierEnv) -> Self:
         return cls(slots, parse_settings(P2pSettings, settings, env.path), env)
 
-    def _open(self, name: str, address: Address) -> Session:
-        return Session(
-            name,
-            address,
-            own=self._own,
-            settings=self._settings,
-            clock=self._env.clock,
-            on_change=self._whereabouts.forget_peer,
+    def _open_directory(self) -> Directory | None:
+        settings, path = self._settings, join(self._env.path, "directory")
+        if settings.directory is None:
+            return None
+        client = connect_to_redis(settings.directory, settings.silence_timeout_s, path)
+        directory = Directory(
+            client,
+            namespace=self._env.namespace,
+            identity=settings.identity,
+            address=settings.advertise or self.address,
+            lease_s=settings.directory_lease_s,
+            found=self._learn_from_directory,
         )
+        self.shelf.listener = directory
+        directory.start(self.shelf.published)
+        return directory
 
     def _start_server(self) -> PeerServer | None:
         address = self._settings.listen
@@ -107,7 +117,7 @@ class P2pTier(SecondaryTierManager):
 
     @override
     def lookup_many(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
-        if not any(session.is_up for session in self._sessions.values()):
+        if not self._directory and not any(session.is_up for session in self._fleet.sessions()):
             return [LookupResult.MISS] * len(keys)
         states = self._whereabouts.states(keys)
         unknown = [key for key, state in zip(keys, states, strict=True) if state is None]
@@ -117,20 +127,17 @@ class P2pTier(SecondaryTierManager):
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        for session in self._sessions.values():
-            session.tend()
+        self._fleet.tend()
         to_ask, self._to_ask = self._to_ask, {}
         for hint, keys in to_ask.items():
             self._ask(list(keys), hint)
 
     def _ask(self, keys: Sequence[OffloadKey], hint: str | None) -> None:
         """Ask the hinted peer and, about what it has not, the others; all of them without one."""
-        ready = [
-            name
-            for name, session in self._sessions.items()
-            if session.is_up and session.num_waiting(Lane.CONTROL) < NUM_QUESTIONS_MAX
-        ]
-        first = [name for name in ready if name == hint] or ready
+        ready = [name for name in self._fleet.static if self._fleet.is_ready(name)]
+        if self._directory and self._directory.num_waiting < NUM_QUESTIONS_MAX:
+            ready.append(DIRECTORY)
+        first = [hint] if hint is not None and self._fleet.is_ready(hint) else ready
         later = [name for name in ready if name not in first]
         epoch = self._whereabouts.expect(keys, first, later)
         self._put_questions(first, keys, epoch)
@@ -140,12 +147,30 @@ class P2pTier(SecondaryTierManager):
             for start in range(0, len(keys), KEYS_MAX):
                 part = keys[start : start + KEYS_MAX]
                 self._count("lookup_requests")
-                self._sessions[peer].submit(Question(peer, part, epoch, self._learn))
+                if peer == DIRECTORY and self._directory:
+                    self._directory.ask(part, epoch)
+                elif (session := self._fleet.get(peer)) is not None:
+                    session.submit(Question(peer, part, epoch, self._learn))
+                else:
+                    self._learn(peer, part, None, epoch)
 
     def _learn(
         self, peer: str, keys: Sequence[OffloadKey], states: Sequence[int] | None, epoch: int
     ) -> None:
         further = self._whereabouts.learn(peer, keys, states, epoch)
+        for peers, rest in further.items():
+            self._put_questions(peers, rest, epoch)
+
+    def _learn_from_directory(
+        self,
+        keys: Sequence[OffloadKey],
+        found: "list[list[tuple[str, Address]]] | None",
+        epoch: int,
+    ) -> None:
+        for identity, address in {pair for each in found or () for pair in each}:
+            self._fleet.meet(identity, address)
+        holders = [[name for name, _ in each] for each in found or [[]] * len(keys)]
+        further = self._whereabouts.learn_holders(DIRECTORY, keys, holders, epoch)
         for peers, rest in further.items():
             self._put_questions(peers, rest, epoch)
 
@@ -172,16 +197,18 @@ class P2pTier(SecondaryTierManager):
     def _candidates(self, key: OffloadKey, hint: str | None) -> list[str]:
         """Return the peers to try: who is known to have it, or all if nobody was asked."""
         holders = self._whereabouts.holders(key)
-        peers = list(self._sessions) if holders is None else list(holders)
-        waiting = {peer: self._sessions[peer].num_waiting(Lane.PAYLOAD) for peer in peers}
-        return sorted(peers, key=lambda peer: (peer != hint, waiting[peer]))
+        if holders is None:
+            holders = [*self._fleet.static, *([hint] if hint else [])]
+        sessions = [session for name in set(holders) if (session := self._fleet.get(name))]
+        sessions.sort(key=lambda each: (each.identity != hint, each.num_waiting(Lane.PAYLOAD)))
+        return [session.identity for session in sessions]
 
     def _dispatch(self, load: Load, items: Sequence[Item]) -> None:
         """Send each item to its next living candidate; fail those that have none."""
         by_peer: dict[str, list[Item]] = {}
         hopeless: list[tuple[Item, Outcome]] = []
         for item in items:
-            while item.candidates and not self._sessions[item.candidates[0]].is_up:
+            while item.candidates and not self._fleet.is_up(item.candidates[0]):
                 del item.candidates[0]
             if item.candidates and not load.is_over:
                 by_peer.setdefault(item.candidates.pop(0), []).append(item)
@@ -189,10 +216,14 @@ class P2pTier(SecondaryTierManager):
                 hopeless.append((item, Outcome.LOST))
         self._settle(load, hopeless)
         for peer, theirs in by_peer.items():
+            session = self._fleet.get(peer)
+            if session is None:  # it had to give way a moment ago
+                self._settle(load, [(item, Outcome.LOST) for item in theirs])
+                continue
             num = self._piece_chunks(len(theirs))
             for start in range(0, len(theirs), num):
                 piece = theirs[start : start + num]
-                self._sessions[peer].submit(
+                session.submit(
                     FetchTask(
                         peer,
                         load,
@@ -260,8 +291,9 @@ class P2pTier(SecondaryTierManager):
         self._is_closed = True
         end_s = time.monotonic() + timeout_s
         self._loads.cancel()
-        for session in self._sessions.values():
-            session.close(max(0.0, end_s - time.monotonic()))
+        if self._directory is not None:
+            self._directory.close(max(0.0, end_s - time.monotonic()))
+        self._fleet.close(max(0.0, end_s - time.monotonic()))
         if self._server is not None:
             self._server.stop(max(0.0, end_s - time.monotonic()))
         return self._loads.wait(max(0.0, end_s - time.monotonic()))
@@ -290,13 +322,14 @@ class P2pTier(SecondaryTierManager):
         ]
         with self._lock:
             counters = dict.fromkeys(COUNTERS, 0) | self._counters | self._serving.counters()
-        counters["lost_peers"] = sum(session.num_lost for session in self._sessions.values())
+        counters["lost_peers"] = self._fleet.num_lost
+        sessions = self._fleet.sessions()
         gauges = {
             "num_resident": 0,  # what can be pulled is the peers'
             "used_bytes": 0,
             "num_jobs": len(jobs),
-            "num_peers": len(self._sessions),
-            "num_peers_up": sum(session.is_up for session in self._sessions.values()),
+            "num_peers": len(sessions),
+            "num_peers_up": sum(session.is_up for session in sessions),
             "num_connections": 0 if self._server is None else self._server.num_connections,
             "num_answers": len(self._whereabouts),
             "num_answers_max": self._settings.num_answers_max,

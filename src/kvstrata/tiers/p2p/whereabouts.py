@@ -10,6 +10,8 @@ from kvstrata.core.keys import OffloadKey
 from kvstrata.core.results import LookupResult
 from kvstrata.tiers.p2p.wire import State
 
+Further = dict[tuple[str, ...], list[OffloadKey]]
+
 
 @dataclass(slots=True)
 class _Answer:
@@ -88,34 +90,52 @@ class Whereabouts:
 
     def learn(
         self, peer: str, keys: Sequence[OffloadKey], states: Sequence[int] | None, epoch: int
-    ) -> dict[tuple[str, ...], list[OffloadKey]]:
+    ) -> Further:
         """Take in a peer's answer; `states` is None if there came none.
 
         Returns:
             Keys to ask further, by the peers to ask; they are noted as asked.
         """
-        further: dict[tuple[str, ...], list[OffloadKey]] = {}
+        further: Further = {}
         with self._lock:
-            if epoch != self._epoch:
-                return further
-            now_s = self._clock.now_s()
-            for i, key in enumerate(keys):
-                answer = self._answers.get(key)
-                if answer is None or peer not in answer.asked:
-                    continue
-                answer.asked.remove(peer)
+            for i, key in enumerate(keys) if epoch == self._epoch else ():
                 state = State.MISS if states is None else states[i]
-                if state == State.HIT:
-                    answer.holders.append((peer, self._lives[peer]))
-                answer.is_coming |= state == State.WAIT
-                if answer.holders:
-                    answer.until_s = now_s + self._hit_ttl_s
-                elif not answer.asked and answer.later and not answer.is_coming:
-                    further.setdefault(answer.later, []).append(key)
-                    answer.asked, answer.later = set(answer.later), ()
-                else:
-                    answer.until_s = now_s + self._miss_ttl_s
+                holders = [peer] if state == State.HIT else []
+                self._take(key, peer, holders, further, is_coming=state == State.WAIT)
         return further
+
+    def learn_holders(
+        self, source: str, keys: Sequence[OffloadKey], holders: Sequence[Sequence[str]], epoch: int
+    ) -> Further:
+        """Take in what a directory says, `holders[i]` of `keys[i]`; else as `learn`."""
+        further: Further = {}
+        with self._lock:
+            for key, names in zip(keys, holders, strict=True) if epoch == self._epoch else ():
+                self._take(key, source, names, further, is_coming=False)
+        return further
+
+    def _take(
+        self,
+        key: OffloadKey,
+        source: str,
+        holders: Sequence[str],
+        further: Further,
+        *,
+        is_coming: bool,
+    ) -> None:
+        answer = self._answers.get(key)
+        if answer is None or source not in answer.asked:
+            return
+        answer.asked.remove(source)
+        answer.holders += [(name, self._lives[name]) for name in holders]
+        answer.is_coming |= is_coming
+        if answer.holders:
+            answer.until_s = self._clock.now_s() + self._hit_ttl_s
+        elif not answer.asked and answer.later and not answer.is_coming:
+            further.setdefault(answer.later, []).append(key)
+            answer.asked, answer.later = set(answer.later), ()
+        else:
+            answer.until_s = self._clock.now_s() + self._miss_ttl_s
 
     def correct(self, peer: str, key: OffloadKey) -> None:
         """Note that the peer does not have the chunk after all."""

@@ -241,6 +241,7 @@ def test_a_peer_restarted_unnoticed_is_not_believed_what_it_said_before() -> Non
                 assert reader.look_up(A, B) == [HIT, MISS]
 
 
+@pytest.mark.slow
 def test_a_peer_killed_amid_a_transfer_leaves_only_whole_chunks_and_all_slots() -> None:
     keys = [numbered_key(i) for i in range(24)]
     chunk_bytes = 2 << 20

@@ -184,4 +184,4 @@ def test_many_chunks_come_whole_over_several_connections(num_connections: int) -
     ):  # fmt: skip
         owner.primary.put(*keys)
         assert reader.fetch(*keys).failed == frozenset()
-        assert owner.stats()["accepted_connections"] == num_connections
+        assert 1 <= owner.stats()["accepted_connections"] <= num_connections
