@@ -85,6 +85,23 @@ def test_a_peer_that_falls_silent_costs_one_timeout_and_no_more(mute: socket.soc
         assert reader.stats()["lost_peers"] == 1
 
 
+def test_what_only_a_lost_peer_had_is_a_hit_no_more_though_others_live() -> None:
+    with (
+        Host("owner", listen="127.0.0.1:0") as owner,
+        Host("other", listen="127.0.0.1:0") as other,
+        Proxy(owner.address) as wire,
+        Host("reader", peers={"owner": wire.address, "other": other.address}, clock=FakeClock(),
+             silence_timeout_s=0.2) as reader,
+    ):  # fmt: skip
+        owner.primary.put(A, B)
+        other.primary.put(B)
+        assert reader.look_up(A, C) == [HIT, MISS]
+        wire.stop_after(0)
+        assert reader.fetch(A).failed == {A}
+        assert reader.look_up(A, B) == [MISS, HIT]
+        assert reader.fetch(B).failed == frozenset()
+
+
 def test_a_peer_that_is_back_is_found_again() -> None:
     clock = FakeClock()
     with (
@@ -232,12 +249,16 @@ def test_a_peer_restarted_unnoticed_is_not_believed_what_it_said_before() -> Non
     clock = FakeClock()
     with HostProcess("owner", listen="127.0.0.1:0") as first:
         first.put(A, B)
-        with Host("reader", peers={"owner": first.address}, clock=clock) as reader:
+        with Host(
+            "reader", peers={"owner": first.address}, clock=clock, num_connections=1
+        ) as reader:
             assert reader.look_up(A, B) == [HIT, HIT]
+            assert reader.fetch(A).failed == frozenset()
             first.kill()
             with HostProcess("owner", listen=first.address) as second:
                 second.put(A)
                 assert reader.fetch(A).failed == frozenset()  # reconnects by itself
+                assert reader.stats()["lost_peers"] == 0
                 assert reader.look_up(A, B) == [HIT, MISS]
 
 

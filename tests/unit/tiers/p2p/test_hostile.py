@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,16 +21,20 @@ from kvstrata.tiers.p2p.handshake import Credentials, call
 from kvstrata.tiers.p2p.settings import parse_address
 from kvstrata.tiers.p2p.transport import Channel, connect
 from kvstrata.tiers.p2p.wire import (
+    HANDSHAKE_BYTES_MAX,
     MESSAGE_BYTES_MAX,
+    Challenge,
     Chunk,
     Fetch,
     Found,
     Hello,
     Lookup,
     Message,
+    Proof,
     Refused,
     Seal,
     State,
+    Welcome,
     chunk_digest,
     encode,
 )
@@ -205,6 +210,32 @@ def test_a_host_without_the_secret_is_not_believed(tmp_path: Path) -> None:
         assert reader.fetch(A).failed == {A}
 
 
+@pytest.mark.parametrize("forge", [lambda proof: bytes(32), lambda proof: proof.mac])
+def test_a_host_is_believed_only_with_a_proof_of_its_own(
+    tmp_path: Path, forge: Callable[[Proof], bytes]
+) -> None:
+    """Neither a made-up proof nor the caller's own, sent back, opens the connection."""
+
+    def be_an_impostor() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            channel = Channel(sock, "caller", 10.0)
+            channel.receive(Hello)
+            channel.send(Challenge("owner", bytes(32), bytes(32)))
+            channel.send(Welcome(forge(channel.receive(Proof))))
+            said.append(is_dropped(sock))
+
+    said: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=be_an_impostor)
+        thread.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with Host("reader", peers={"owner": address}, secret_file=secret_file(tmp_path)) as reader:
+            assert reader.look_up(A) == [MISS]
+        thread.join()
+    assert said == [b""]
+
+
 def test_a_host_of_another_identity_is_not_believed(tmp_path: Path) -> None:
     secret = secret_file(tmp_path)
     with (
@@ -308,11 +339,13 @@ def test_a_peer_that_speaks_out_of_turn_is_dropped(owner: Host, message: Message
     eventually(lambda: owner.stats()["protocol_errors"] == 1, "the error counted")
 
 
-def test_a_message_longer_than_allowed_is_not_even_read(owner: Host) -> None:
+def test_a_message_longer_than_allowed_is_not_even_waited_for(owner: Host) -> None:
     with admitted(owner) as channel:
         channel._sock.sendall((MESSAGE_BYTES_MAX + 1).to_bytes(4, "big"))
-        with pytest.raises(OSError):  # noqa: PT011
-            channel.receive(Message)
+        eventually(lambda: owner.stats()["protocol_errors"] == 1, "a peer's")
+        with connected(owner) as stranger:
+            stranger.sendall((HANDSHAKE_BYTES_MAX + 1).to_bytes(4, "big"))
+            eventually(lambda: owner.stats()["protocol_errors"] == 2, "a stranger's")
 
 
 def test_keys_of_another_tenant_can_not_be_guessed_from_ones_own(owner: Host) -> None:
