@@ -64,13 +64,14 @@ class Whereabouts:
         return [peer for peer, life in answer.holders if self._lives[peer] == life]
 
     def holders(self, key: OffloadKey) -> Sequence[str] | None:
-        """Return the peers that have the chunk; None if that is not known."""
+        """Return the peers that had the chunk when they last said so; None if that is not known."""
         with self._lock:
             answer = self._answers.get(key)
-            if answer is None or (answer.until_s <= self._clock.now_s() and not answer.asked):
+            if answer is None:
                 return None
             living = self._living(answer)
-            return living if living or not (answer.asked or answer.holders) else None
+            is_known_miss = not answer.holders and self._clock.now_s() < answer.until_s
+            return living if living or is_known_miss else None
 
     def expect(
         self, keys: Iterable[OffloadKey], asked: Collection[str], later: Collection[str] = ()
