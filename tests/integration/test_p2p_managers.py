@@ -132,6 +132,28 @@ def test_an_evicted_chunk_is_served_no_more() -> None:
         assert hosts.owner.get_stats().tiers["p2p"]["num_published"] == NUM_CHUNKS
 
 
+def test_an_evicted_chunk_is_withdrawn_before_its_slot_is_written() -> None:
+    with pair() as hosts:
+        hosts.store(chain("abc"))
+        shelf = p2p_tier(hosts.owner).shelf
+        ctx = ReqContext("greedy")
+        hosts.owner.on_new_request(ctx)
+        assert hosts.owner.prepare_store(chain("uvwxyz"), ctx) is not None
+        assert shelf.present([*chain("abc"), *chain("uvwxyz")]) == [False] * 9
+        hosts.owner.complete_store(chain("uvwxyz"), ctx, failed=chain("uvw"))
+        assert shelf.present(chain("uvwxyz")) == [False] * 3 + [True] * 3
+        hosts.owner.on_request_finished(ctx)
+
+
+def test_a_deleted_chunk_is_withdrawn() -> None:
+    with pair() as hosts:
+        hosts.store(chain("abc"))
+        ctx = ReqContext("delete")
+        hosts.owner.delete(chain("abc")[1:], ctx)
+        assert p2p_tier(hosts.owner).shelf.present(chain("abc")) == [True, False, False]
+        assert hosts.load(chain("abc")) == 1
+
+
 def test_a_chunk_that_only_a_local_tier_has_is_offered_through_its_host_only() -> None:
     with pair(MEMORY_TIER) as hosts:
         hosts.store(chain("abc"))

@@ -6,14 +6,18 @@ from typing import Final
 
 from kvstrata.core.clock import Clock
 from kvstrata.tiers.p2p.handshake import Credentials
-from kvstrata.tiers.p2p.session import Lane, Session
+from kvstrata.tiers.p2p.session import Lane, Session, Task
 from kvstrata.tiers.p2p.settings import Address, P2pSettings
 
+NUM_KNOWN_MAX: Final = 65_536  # addresses that a directory told of
 NUM_QUESTIONS_MAX: Final = 8  # waiting at one peer; a peer this far behind is not asked
 
 
 class Fleet:
-    """Peers by identity. Those met through a directory are bounded; the one unused longest goes.
+    """Peers by identity: those of the settings, and those that a directory told of.
+
+    With the latter a session is opened when one is needed; their number is bounded, and the one
+    unused longest gives way.
 
     Thread: any. Blocks: for a short lock; `close` as it says.
     """
@@ -31,9 +35,9 @@ class Fleet:
         self._lock = threading.Lock()
         self._is_closed = False
         self._num_lost_before = 0
-        # Replaced, never changed: readers take no lock.
         self._static = {name: self._open(name, at) for name, at in settings.peers.items()}
-        self._met: dict[str, Session] = {}
+        self._known: dict[str, Address] = {}
+        self._met: dict[str, Session] = {}  # replaced, never changed: readers take no lock
 
     def _open(self, name: str, address: Address) -> Session:
         return Session(
@@ -45,53 +49,64 @@ class Fleet:
             on_change=self._on_change,
         )
 
-    def get(self, name: str) -> Session | None:
-        """Return the session with a peer, if there is one."""
-        return self._static.get(name) or self._met.get(name)
-
-    def sessions(self) -> list[Session]:
-        """Return all sessions."""
-        return [*self._static.values(), *self._met.values()]
-
     @property
     def static(self) -> Sequence[str]:
         """The peers of the settings."""
         return list(self._static)
 
+    def sessions(self) -> list[Session]:
+        """Return all open sessions."""
+        return [*self._static.values(), *self._met.values()]
+
     def is_up(self, name: str) -> bool:
         """Say whether the peer can be expected to answer."""
-        session = self.get(name)
-        return session is not None and session.is_up
+        session = self._static.get(name) or self._met.get(name)
+        return name in self._known if session is None else session.is_up
 
-    def is_ready(self, name: str) -> bool:
-        """Say whether the peer is up and not far behind with its answers."""
-        session = self.get(name)
-        return (
-            session is not None
-            and session.is_up
-            and session.num_waiting(Lane.CONTROL) < NUM_QUESTIONS_MAX
-        )
+    def num_waiting(self, name: str, lane: Lane) -> int:
+        """Return how many tasks wait for a connection to the peer."""
+        session = self._static.get(name) or self._met.get(name)
+        return 0 if session is None else session.num_waiting(lane)
 
     def meet(self, name: str, address: Address) -> None:
-        """Open a session with a peer that a directory told of, in place of one that is elsewhere.
-
-        One that is nowhere near being used gives way where there are too many.
-        """
-        session = self._met.get(name)
-        if name in self._static or (session is not None and session.address == address):
+        """Note where a peer is; a session with it that leads elsewhere is ended."""
+        if name in self._static or name == self._own.identity:
             return
         with self._lock:
-            if self._is_closed or name == self._own.identity:
-                return
-            kept = {n: s for n, s in self._met.items() if n != name}
-            left = [session] if session is not None else []
-            while len(kept) >= self._settings.num_met_max:
-                oldest = min(kept, key=lambda n: kept[n].used_s)
-                left.append(kept.pop(oldest))
-            self._met = {**kept, name: self._open(name, address)}
-            self._num_lost_before += sum(each.num_lost for each in left)
-        for each in left:
-            each.close(0.0)  # its threads end by themselves
+            self._known.pop(name, None)
+            self._known[name] = address
+            while len(self._known) > NUM_KNOWN_MAX:
+                del self._known[next(iter(self._known))]
+            session = self._met.get(name)
+            if session is not None and session.address != address:
+                self._end(name)
+
+    def submit(self, name: str, task: Task) -> None:
+        """Have a task done with the peer; it fails at once where nothing is known of it."""
+        session = self._static.get(name) or self._met.get(name)
+        if session is None:
+            with self._lock:
+                session = self._met.get(name) or self._reach(name)
+        if session is None:
+            task.fail()
+        else:
+            session.submit(task)
+
+    def _reach(self, name: str) -> Session | None:
+        address = self._known.get(name)
+        if address is None or self._is_closed:
+            return None
+        while len(self._met) >= self._settings.num_met_max:
+            self._end(min(self._met, key=lambda other: self._met[other].used_s))
+        session = self._open(name, address)
+        self._met = {**self._met, name: session}
+        return session
+
+    def _end(self, name: str) -> None:
+        session = self._met[name]
+        self._met = {other: each for other, each in self._met.items() if other != name}
+        self._num_lost_before += session.num_lost
+        session.close(0.0)  # its threads end by themselves
 
     def tend(self) -> None:
         """Probe those lost peers whose time has come."""

@@ -134,13 +134,17 @@ class P2pTier(SecondaryTierManager):
 
     def _ask(self, keys: Sequence[OffloadKey], hint: str | None) -> None:
         """Ask the hinted peer and, about what it has not, the others; all of them without one."""
-        ready = [name for name in self._fleet.static if self._fleet.is_ready(name)]
+        ready = [name for name in self._fleet.static if self._is_ready(name)]
         if self._directory and self._directory.num_waiting < NUM_QUESTIONS_MAX:
             ready.append(DIRECTORY)
-        first = [hint] if hint is not None and self._fleet.is_ready(hint) else ready
+        first = [hint] if hint is not None and self._is_ready(hint) else ready
         later = [name for name in ready if name not in first]
         epoch = self._whereabouts.expect(keys, first, later)
         self._put_questions(first, keys, epoch)
+
+    def _is_ready(self, name: str) -> bool:
+        num_waiting = self._fleet.num_waiting(name, Lane.CONTROL)
+        return self._fleet.is_up(name) and num_waiting < NUM_QUESTIONS_MAX
 
     def _put_questions(self, peers: Sequence[str], keys: Sequence[OffloadKey], epoch: int) -> None:
         for peer in peers:
@@ -149,10 +153,8 @@ class P2pTier(SecondaryTierManager):
                 self._count("lookup_requests")
                 if peer == DIRECTORY and self._directory:
                     self._directory.ask(part, epoch)
-                elif (session := self._fleet.get(peer)) is not None:
-                    session.submit(Question(peer, part, epoch, self._learn))
                 else:
-                    self._learn(peer, part, None, epoch)
+                    self._fleet.submit(peer, Question(peer, part, epoch, self._learn))
 
     def _learn(
         self, peer: str, keys: Sequence[OffloadKey], states: Sequence[int] | None, epoch: int
@@ -199,9 +201,8 @@ class P2pTier(SecondaryTierManager):
         holders = self._whereabouts.holders(key)
         if holders is None:
             holders = [*self._fleet.static, *([hint] if hint else [])]
-        sessions = [session for name in set(holders) if (session := self._fleet.get(name))]
-        sessions.sort(key=lambda each: (each.identity != hint, each.num_waiting(Lane.PAYLOAD)))
-        return [session.identity for session in sessions]
+        waiting = {name: self._fleet.num_waiting(name, Lane.PAYLOAD) for name in holders}
+        return sorted(waiting, key=lambda name: (name != hint, waiting[name]))
 
     def _dispatch(self, load: Load, items: Sequence[Item]) -> None:
         """Send each item to its next living candidate; fail those that have none."""
@@ -216,14 +217,11 @@ class P2pTier(SecondaryTierManager):
                 hopeless.append((item, Outcome.LOST))
         self._settle(load, hopeless)
         for peer, theirs in by_peer.items():
-            session = self._fleet.get(peer)
-            if session is None:  # it had to give way a moment ago
-                self._settle(load, [(item, Outcome.LOST) for item in theirs])
-                continue
             num = self._piece_chunks(len(theirs))
             for start in range(0, len(theirs), num):
                 piece = theirs[start : start + num]
-                session.submit(
+                self._fleet.submit(
+                    peer,
                     FetchTask(
                         peer,
                         load,
@@ -231,7 +229,7 @@ class P2pTier(SecondaryTierManager):
                         slots=self._slots,
                         loads=self._loads,
                         tried=self._take_tried,
-                    )
+                    ),
                 )
 
     def _piece_chunks(self, num_chunks: int) -> int:
