@@ -273,7 +273,8 @@ class HostProcess:
     def __init__(self, identity: str, *, prefix: Sequence[str] = (), **options: object) -> None:
         """Start it; `prefix` is a command to run it under, `options` are those of `Host`."""
         self.identity = identity
-        environ = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "tests.p2p_hosts", identity, json.dumps(options)],
             stdin=subprocess.PIPE,
@@ -347,8 +348,10 @@ class HostProcess:
 def main() -> None:
     """Be a host: print the address, then obey one JSON line at a time."""
     identity, options = sys.argv[1], json.loads(sys.argv[2])
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is not for the test
     with Host(identity, **options) as host:
-        print(json.dumps(host.address), flush=True)  # noqa: T201
+        print(json.dumps(host.address), file=answers)
         for line in sys.stdin:
             verb, *arguments = json.loads(line)
             answer: object = None
@@ -362,7 +365,7 @@ def main() -> None:
                     answer = [keys.index(key) for key in host.fetch(*keys).failed]
                 case _:
                     getattr(host.primary, verb)(*keys)
-            print(json.dumps(answer), flush=True)  # noqa: T201
+            print(json.dumps(answer), file=answers)
 
 
 if __name__ == "__main__":

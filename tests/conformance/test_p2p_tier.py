@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvstrata.core.settings import parse_settings
 from kvstrata.core.tier import SecondaryTierManager, TierEnv
 from kvstrata.testing import ReadingTierSuite
 from kvstrata.tiers.p2p import P2pTier
+from kvstrata.tiers.p2p.nixl_plane import MODULES
 from kvstrata.tiers.p2p.settings import P2pSettings
 from tests.p2p_hosts import BASE, NAMESPACE, HostProcess, secret_file
 from tests.p2p_tls import Authority
@@ -30,6 +32,13 @@ def with_secret(folder: Path) -> tuple[Security, Security]:
 def with_certificates(folder: Path) -> tuple[Security, Security]:
     authority = Authority(folder / "authority")
     return authority.settings("tested"), authority.settings("peer")
+
+
+def with_nixl(folder: Path) -> tuple[Security, Security]:
+    if not any(find_spec(name.partition(".")[0]) for name in MODULES):
+        pytest.skip("needs nixl")
+    both = {"secret_file": secret_file(folder), "payload": "nixl"}
+    return both, both
 
 
 class P2pConformance(ReadingTierSuite):
@@ -95,3 +104,7 @@ class TestP2pTierWithSecret(P2pConformance):
 
 class TestP2pTierWithTls(P2pConformance):
     make_security = staticmethod(with_certificates)
+
+
+class TestP2pTierWithNixl(P2pConformance):
+    make_security = staticmethod(with_nixl)

@@ -52,15 +52,11 @@ class Directory(ShelfListener):
         lease_s: float,
         found: Found,
     ) -> None:
-        """Start the threads.
+        """Prepare; `start` begins.
 
-        Args:
-            client: A `redis.Redis` with timeouts.
-            namespace: Hosts of different namespaces never meet.
-            identity: This host.
-            address: Where others reach it; None if it does not serve.
-            lease_s: How long the record of a host that stopped renewing it lasts.
-            found: Gets the hosts that have each key asked for; None where Redis did not answer.
+        `client` is a `redis.Redis` with timeouts; hosts of different namespaces never meet;
+        `address` is where others reach this host, None if it does not serve. `found` gets the hosts
+        that have each key asked for, None where Redis did not answer.
         """
         self._client, self._identity, self._address = client, identity, address
         self._lease_s, self._found = lease_s, found
@@ -73,11 +69,9 @@ class Directory(ShelfListener):
             queue.SimpleQueue()
         )
         self._is_closed = threading.Event()
-        self._threads = [threading.Thread(target=self._answer, name="p2p-find", daemon=True)]
-        if address is not None:
-            self._threads.append(
-                threading.Thread(target=self._publish, name="p2p-publish", daemon=True)
-            )
+        work = [self._answer] if address is None else [self._answer, self._publish]
+        self._threads = [threading.Thread(target=each, name="p2p-directory", daemon=True)
+                         for each in work]  # fmt: skip
 
     def start(self, published: Callable[[], Iterable[OffloadKey]]) -> None:
         """Begin; `published` returns all that this host serves now."""

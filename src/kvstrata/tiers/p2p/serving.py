@@ -9,10 +9,26 @@ from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ProtocolError
 from kvstrata.core.keys import OffloadKey
 from kvstrata.tiers.p2p.limits import Allowance
+from kvstrata.tiers.p2p.nixl_plane import NixlPlane
 from kvstrata.tiers.p2p.settings import P2pSettings
 from kvstrata.tiers.p2p.shelf import Copy, Lease, Shelf
 from kvstrata.tiers.p2p.transport import Channel
-from kvstrata.tiers.p2p.wire import Chunk, Fetch, Found, Lookup, Message, Seal, State, chunk_digest
+from kvstrata.tiers.p2p.wire import (
+    Attach,
+    Attached,
+    Chunk,
+    Fetch,
+    Found,
+    Locate,
+    Located,
+    Lookup,
+    Message,
+    Release,
+    Seal,
+    Seals,
+    State,
+    chunk_digest,
+)
 
 NUM_ALLOWANCES_MAX: Final = 1024
 
@@ -20,8 +36,11 @@ NUM_ALLOWANCES_MAX: Final = 1024
 class Serving:
     """Answers one message at a time, on the connection's own thread. Thread: any."""
 
-    def __init__(self, settings: P2pSettings, shelf: Shelf, clock: Clock) -> None:
+    def __init__(
+        self, settings: P2pSettings, shelf: Shelf, clock: Clock, plane: NixlPlane | None = None
+    ) -> None:
         """Serve the shelf; nothing else of this host can be asked for."""
+        self._plane = plane
         self._settings = settings
         self._shelf = shelf
         self._clock = clock
@@ -36,15 +55,26 @@ class Serving:
             ProtocolError: It is not one that a peer may send here.
             OSError: The connection failed.
         """
-        if not isinstance(message, Lookup | Fetch):
+        if isinstance(message, Attach):
+            channel.send(Attached(b"" if self._plane is None else self._plane.metadata))
+            return
+        if not isinstance(message, Lookup | Fetch | Locate) or (
+            isinstance(message, Locate) and self._plane is None
+        ):
             raise ProtocolError(channel.name, f"an unexpected {type(message).__name__}")
         keys = cast("Sequence[OffloadKey]", message.keys)
         allowance = self._allowance(peer)
         if not allowance.take_request():
             self.count("requests_over_limit")
             channel.send(Found(bytes([State.BUSY] * len(keys))))
+            if isinstance(message, Locate):
+                channel.send(Located([]))
+                channel.receive(Release)
+                channel.send(Seals([]))
         elif isinstance(message, Lookup):
             channel.send(Found(bytes(self._look_up(keys))))
+        elif isinstance(message, Locate):
+            self._locate_all(channel, peer, keys, allowance)
         else:
             self._send_all(channel, peer, keys, allowance)
 
@@ -92,6 +122,43 @@ class Serving:
         finally:
             self._shelf.release(lease)
 
+    def _locate_all(
+        self, channel: Channel, peer: str, keys: Sequence[OffloadKey], allowance: Allowance
+    ) -> None:
+        """Say where chunks are, and once they were read, which of them were still there."""
+        plane = cast("NixlPlane", self._plane)
+        lease = self._shelf.lease(keys, peer, self._settings.lease_s)
+        try:
+            states = self._offer(keys, lease.copies, allowance)
+            channel.send(Found(bytes(states)))
+            here = [key for key, state in zip(keys, states, strict=True) if state is State.HIT]
+            channel.send(Located([plane.address(lease.copies[key].slot) for key in here]))
+            channel.receive(Release, self._settings.transfer_timeout_s)
+            channel.send(Seals([self._seal(key, lease) for key in here]))
+        finally:
+            self._shelf.release(lease)
+
+    def _seal(self, key: OffloadKey, lease: Lease) -> bytes | None:
+        copy, shelf = lease.copies[key], self._shelf
+        checksum = shelf.checksum(copy)
+        if checksum is None:
+            digest = chunk_digest(key, shelf.slots.chunk_bytes)
+            digest.update(shelf.slots[copy.slot])
+            checksum = digest.digest()
+            is_good = shelf.keep_checksum(copy, checksum)
+        else:
+            is_good = shelf.holds(copy)
+        self._note_served(key, lease, is_good=is_good)
+        return checksum if is_good else None
+
+    def _note_served(self, key: OffloadKey, lease: Lease, *, is_good: bool) -> None:
+        if is_good:
+            self._shelf.unpark(key, lease.holder)
+            self.count("served_chunks")
+            self.count("served_bytes", self._shelf.slots.chunk_bytes)
+        else:
+            self.count("reused_chunks")
+
     def _offer(
         self, keys: Sequence[OffloadKey], copies: dict[OffloadKey, Copy], allowance: Allowance
     ) -> list[State]:
@@ -128,9 +195,4 @@ class Serving:
             channel.send_payload(payload)
             is_good = self._shelf.holds(copy)
         channel.send(Seal(checksum if is_good else None))
-        if is_good:
-            self._shelf.unpark(key, lease.holder)
-            self.count("served_chunks")
-            self.count("served_bytes", payload.nbytes)
-        else:
-            self.count("reused_chunks")
+        self._note_served(key, lease, is_good=is_good)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ProtocolError, TierError
-from kvstrata.tiers.p2p.handshake import Credentials, Remote, call
+from kvstrata.tiers.p2p.handshake import Credentials, call
 from kvstrata.tiers.p2p.settings import Address, P2pSettings
 from kvstrata.tiers.p2p.transport import Channel, connect
 from kvstrata.tiers.p2p.wire import Found, Lookup
@@ -174,7 +174,6 @@ class Session:
                 channel = self._perform(task, channel)
             except Exception:
                 logger.exception("a task for peer %s was given up", self.identity)
-                self._discard(channel)
                 channel = None
                 task.fail()
 
@@ -200,6 +199,9 @@ class Session:
                 self._lose(error, was_probe=task.is_probe)
             task.fail()
             return None
+        except BaseException:  # a fault of our own; see `_work`
+            self._discard(channel)
+            raise
         self._find_alive()
         return channel
 
@@ -207,26 +209,27 @@ class Session:
         timeout_s = self._settings.connect_timeout_s
         sock = connect(self.address, timeout_s, self._own.calling_tls)
         channel = Channel(sock, f"peer {self.identity}", self._settings.silence_timeout_s)
+        with self._lock:  # from now on it can be ended from other threads
+            self._channels.add(channel)
         try:
+            if self._is_closed:
+                raise ConnectionAbortedError("shutting down")
             channel.set_deadline(timeout_s)
             remote = call(channel, self._own, self.identity)
             channel.set_deadline(None)
-            self._adopt(channel, remote)
         except BaseException:
-            channel.close()
+            self._discard(channel)
             raise
+        self._note_generation(channel, remote.generation)
         return channel
 
-    def _adopt(self, channel: Channel, remote: Remote) -> None:
-        """Take up a connection; if it leads to a new process, end those to the former one."""
+    def _note_generation(self, channel: Channel, generation: bytes) -> None:
+        """If a connection leads to a new process, end those to the former one."""
         with self._lock:
-            if self._is_closed:
-                raise ConnectionAbortedError("shutting down")
-            is_new = self._generation not in {None, remote.generation}
-            former = list(self._channels) if is_new else []
+            is_new = self._generation not in {None, generation}
+            former = [other for other in self._channels if is_new and other is not channel]
             self._channels.difference_update(former)
-            self._channels.add(channel)
-            self._generation = remote.generation
+            self._generation = generation
         for other in former:
             other.abort()
         if is_new:

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -17,6 +18,7 @@ from kvstrata.core.settings import (
     optional,
     parse_bytes,
     parse_count,
+    parse_enum,
     parse_seconds,
     parse_text,
     setting,
@@ -116,6 +118,13 @@ class TlsSettings:
     authority: str = setting(parse_text)  # who signs the certificates of all hosts
 
 
+class Payload(Enum):
+    """How payload travels. NIXL's own traffic is not authenticated: for closed networks."""
+
+    TCP = "tcp"
+    NIXL = "nixl"
+
+
 @dataclass(frozen=True, slots=True)
 class P2pSettings:
     """Settings of the p2p tier; limits named per peer hold for all its connections together."""
@@ -129,6 +138,7 @@ class P2pSettings:
     secret_env: str | None = setting(optional(parse_text), None)
     tls: TlsSettings | None = setting(optional(table(TlsSettings)), None)
 
+    payload: Payload = setting(parse_enum(Payload), Payload.TCP)
     num_connections: int = setting(parse_count(), 4)  # for payload, to each peer
     connect_timeout_s: float = setting(parse_seconds, 1.0)  # with the handshake
     silence_timeout_s: float = setting(parse_seconds, 2.0)  # a peer that says nothing is gone

@@ -20,12 +20,21 @@ from kvstrata.core.tier import DEFAULT_ENV, SecondaryTierManager, TierEnv
 from kvstrata.tiers.p2p.directory import Directory, connect_to_redis
 from kvstrata.tiers.p2p.fleet import NUM_QUESTIONS_MAX, Fleet
 from kvstrata.tiers.p2p.handshake import Credentials, tls_contexts
+from kvstrata.tiers.p2p.nixl_plane import NixlPlane
 from kvstrata.tiers.p2p.server import PeerServer
 from kvstrata.tiers.p2p.serving import Serving
 from kvstrata.tiers.p2p.session import Lane
-from kvstrata.tiers.p2p.settings import Address, P2pSettings
+from kvstrata.tiers.p2p.settings import Address, P2pSettings, Payload
 from kvstrata.tiers.p2p.shelf import Shelf
-from kvstrata.tiers.p2p.transfers import FetchTask, Item, Load, Loads, Outcome, Question
+from kvstrata.tiers.p2p.transfers import (
+    FetchTask,
+    Item,
+    Load,
+    Loads,
+    NixlFetchTask,
+    Outcome,
+    Question,
+)
 from kvstrata.tiers.p2p.transport import listen
 from kvstrata.tiers.p2p.whereabouts import Whereabouts
 from kvstrata.tiers.p2p.wire import KEYS_MAX
@@ -65,7 +74,8 @@ class P2pTier(SecondaryTierManager):
             env.clock, settings.hit_ttl_s, settings.miss_ttl_s, settings.num_answers_max
         )
         self.shelf: Shelf = Shelf(slots, env.clock, settings.shelf_limits)
-        self._serving = Serving(settings, self.shelf, env.clock)
+        self._plane = self._open_plane()
+        self._serving = Serving(settings, self.shelf, env.clock, self._plane)
         self._server = self._start_server()
         self._fleet = Fleet(self._own, settings, env.clock, self._whereabouts.forget_peer)
         self._directory = self._open_directory()
@@ -91,6 +101,22 @@ class P2pTier(SecondaryTierManager):
         self.shelf.listener = directory
         directory.start(self.shelf.published)
         return directory
+
+    def _open_plane(self) -> NixlPlane | None:
+        if self._settings.payload is not Payload.NIXL:
+            return None
+        name = f"{self._own.identity}-{self._own.generation.hex()[:16]}"
+        return NixlPlane(self._slots, name, join(self._env.path, "payload"))
+
+    def _fetch_task(self, peer: str, load: Load, piece: Sequence[Item]) -> FetchTask:
+        options: dict[str, Any] = {
+            "slots": self._slots,
+            "loads": self._loads,
+            "tried": self._take_tried,
+        }
+        if self._plane is None:
+            return FetchTask(peer, load, piece, **options)
+        return NixlFetchTask(peer, load, piece, plane=self._plane, **options)
 
     def _start_server(self) -> PeerServer | None:
         address = self._settings.listen
@@ -220,17 +246,7 @@ class P2pTier(SecondaryTierManager):
             num = self._piece_chunks(len(theirs))
             for start in range(0, len(theirs), num):
                 piece = theirs[start : start + num]
-                self._fleet.submit(
-                    peer,
-                    FetchTask(
-                        peer,
-                        load,
-                        piece,
-                        slots=self._slots,
-                        loads=self._loads,
-                        tried=self._take_tried,
-                    ),
-                )
+                self._fleet.submit(peer, self._fetch_task(peer, load, piece))
 
     def _piece_chunks(self, num_chunks: int) -> int:
         """Return how many of a peer's chunks one request asks for, to use all connections."""
@@ -294,7 +310,10 @@ class P2pTier(SecondaryTierManager):
         self._fleet.close(max(0.0, end_s - time.monotonic()))
         if self._server is not None:
             self._server.stop(max(0.0, end_s - time.monotonic()))
-        return self._loads.wait(max(0.0, end_s - time.monotonic()))
+        stuck = self._loads.wait(max(0.0, end_s - time.monotonic()))
+        if self._plane is not None and not stuck:
+            self._plane.close()
+        return stuck
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from typing_extensions import override
 
@@ -12,9 +13,24 @@ from kvstrata.core.errors import ProtocolError
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.results import JobResult, LoadJob
+from kvstrata.tiers.p2p.nixl_plane import NixlPlane
 from kvstrata.tiers.p2p.session import CancelledTransferError, Lane, Task
 from kvstrata.tiers.p2p.transport import Channel
-from kvstrata.tiers.p2p.wire import Chunk, Fetch, Found, Lookup, Seal, State, chunk_digest
+from kvstrata.tiers.p2p.wire import (
+    Attach,
+    Attached,
+    Chunk,
+    Fetch,
+    Found,
+    Locate,
+    Located,
+    Lookup,
+    Release,
+    Seal,
+    Seals,
+    State,
+    chunk_digest,
+)
 
 
 class Outcome(Enum):
@@ -232,3 +248,47 @@ def _states(channel: Channel, num_keys: int) -> bytes:
     if len(states) != num_keys:
         raise ProtocolError(channel.name, f"{len(states)} answers to {num_keys} keys")
     return states
+
+
+class NixlFetchTask(FetchTask):
+    """Fetch chunks from one peer by reading its slots; over the connection if it has no NIXL."""
+
+    def __init__(self, *arguments: Any, plane: NixlPlane, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **options)
+        self._plane = plane
+
+    @override
+    def _fetch(self, channel: Channel) -> None:
+        if channel.nixl_agent is None:
+            channel.send(Attach())
+            metadata = channel.receive(Attached).metadata
+            channel.nixl_agent = self._plane.meet(metadata) if metadata else ""
+        if not channel.nixl_agent:
+            super()._fetch(channel)
+            return
+        channel.send(Locate([item.key for item in self.items]))
+        states = _states(channel, len(self.items))
+        here = [index for index, state in enumerate(states) if state == State.HIT]
+        for index, state in enumerate(states):
+            if state != State.HIT:
+                self._outcomes[index] = Outcome.BUSY if state == State.BUSY else Outcome.ABSENT
+        addresses = channel.receive(Located).addresses
+        if len(addresses) != len(here):
+            raise ProtocolError(channel.name, f"{len(addresses)} addresses of {len(here)} chunks")
+        if here:
+            slots = [self.items[index].slot for index in here]
+            self._plane.read(channel.nixl_agent, slots, addresses)
+        channel.send(Release())
+        checksums = channel.receive(Seals).checksums
+        if len(checksums) != len(here):
+            raise ProtocolError(channel.name, f"{len(checksums)} seals of {len(here)} chunks")
+        for index, expected in zip(here, checksums, strict=True):
+            self._outcomes[index] = self._verify(index, expected)
+
+    def _verify(self, index: int, expected: bytes | None) -> Outcome:
+        if expected is None:
+            return Outcome.ABSENT
+        item, payload = self.items[index], self._slots[self.items[index].slot]
+        digest = chunk_digest(item.key, payload.nbytes)
+        digest.update(payload)
+        return Outcome.LOADED if digest.digest() == expected else Outcome.CORRUPT

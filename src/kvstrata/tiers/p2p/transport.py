@@ -53,6 +53,7 @@ class Channel:
         self.name = name
         self.silence_timeout_s = silence_timeout_s
         self.num_received_bytes = 0
+        self.nixl_agent: str | None = None  # the other side's, once it is known; "" for none
         self._deadline_s: float | None = None
         self._send_key = self._receive_key = b""
         self._num_sent = self._num_received = 0

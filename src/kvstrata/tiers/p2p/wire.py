@@ -109,9 +109,42 @@ class Seal(Message, tag=14):
     checksum: Digest | None
 
 
+class Attach(Message, tag=20):
+    """How are your slots read with NIXL? Answered by `Attached`."""
+
+
+class Attached(Message, tag=21):
+    """The agent's metadata; empty where NIXL is not used."""
+
+    metadata: Annotated[bytes, Meta(max_length=HANDSHAKE_BYTES_MAX * 32)]
+
+
+class Locate(Message, tag=22):
+    """Lease these. Answered by `Found`, then `Located`; ended by `Release`, answered by `Seals`."""
+
+    keys: Keys
+
+
+class Located(Message, tag=23):
+    """The address of each HIT, in order."""
+
+    addresses: Annotated[Sequence[Annotated[int, Meta(ge=0)]], Meta(max_length=KEYS_MAX)]
+
+
+class Release(Message, tag=24):
+    """The chunks were read, or will not be."""
+
+
+class Seals(Message, tag=25):
+    """Of each HIT, in order: its checksum, or None if it left in the meantime."""
+
+    checksums: Annotated[Sequence[Digest | None], Meta(max_length=KEYS_MAX)]
+
+
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | Refused
     | Lookup | Found | Fetch | Chunk | Seal
+    | Attach | Attached | Locate | Located | Release | Seals
 )  # fmt: skip
 
 _encoder: Final = msgspec.msgpack.Encoder()

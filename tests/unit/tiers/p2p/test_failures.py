@@ -329,7 +329,7 @@ def test_leases_of_a_peer_that_stalls_end_with_their_time() -> None:
 
 def test_no_call_waits_for_a_peer_that_is_stuck(mute: socket.socket) -> None:
     address = f"127.0.0.1:{mute.getsockname()[1]}"
-    with Host("reader", peers={"mute": address}, connect_timeout_s=3.0) as reader:
+    with Host("reader", peers={"mute": address}, connect_timeout_s=600.0) as reader:
 
         def step() -> None:
             reader.tier.lookup_many([A, B], ReqContext("r"))
