@@ -211,9 +211,11 @@ class Session:
         channel = Channel(sock, f"peer {self.identity}", self._settings.silence_timeout_s)
         with self._lock:  # from now on it can be ended from other threads
             self._channels.add(channel)
+            is_closed = self._is_closed
+        if is_closed:
+            self._discard(channel)
+            raise ConnectionAbortedError("shutting down")
         try:
-            if self._is_closed:
-                raise ConnectionAbortedError("shutting down")
             channel.set_deadline(timeout_s)
             remote = call(channel, self._own, self.identity)
             channel.set_deadline(None)
