@@ -5,6 +5,9 @@ from typing_extensions import override
 
 from kvstrata.build import POLICIES, make_policy
 from kvstrata.core.policy import EvictionPolicy, RequestTrail
+from kvstrata.policies.arc import ArcPolicy
+from kvstrata.policies.guard import GuardPolicy
+from kvstrata.policies.hazard import HazardPolicy, LeanHazardPolicy
 from kvstrata.policies.lru import LruPolicy
 from kvstrata.policies.partitioned import PartitionedPolicy
 from kvstrata.testing import PolicySuite, chain
@@ -100,3 +103,27 @@ class TestNamedPolicy:
                 return make_policy(name, capacity)
 
         Named().test_no_order_of_calls_breaks_the_contract()
+
+
+class TestArcPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> ArcPolicy:
+        return ArcPolicy(capacity)
+
+
+class TestGuardPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> GuardPolicy:
+        return GuardPolicy(capacity)
+
+
+class TestHazardPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> HazardPolicy:
+        return HazardPolicy(capacity)
+
+
+class TestLeanHazardPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> LeanHazardPolicy:
+        return LeanHazardPolicy(capacity)

@@ -47,7 +47,11 @@ class Pair:
             }
             tiers = [*(tiers_of_owner if name == "owner" else ()), p2p]
             self.managers[name] = build_manager(
-                {"primary": {"num_chunks": NUM_CHUNKS}, "tiers": tiers, "max_wait_s": PATIENCE_S},
+                {
+                    "primary": {"num_chunks": NUM_CHUNKS, "policy": "lru"},
+                    "tiers": tiers,
+                    "max_wait_s": PATIENCE_S,
+                },
                 chunk_bytes=CHUNK_BYTES,
                 namespace="model",
             )
@@ -160,8 +164,11 @@ def test_a_chunk_that_only_a_local_tier_has_is_offered_through_its_host_only() -
         eventually(lambda: step_until_idle(hosts), "the copies down")
         hosts.store(chain("uvwxyz"))
         eventually(lambda: step_until_idle(hosts), "the copies down")
-        states = hosts.owner.lookup_states(chain("abc"), ReqContext("look"))
+        ctx = ReqContext("look")
+        hosts.owner.on_new_request(ctx)
+        states = hosts.owner.lookup_states(chain("abc"), ctx)
         assert set(states) == {LookupResult.HIT_PENDING}  # below the primary
+        hosts.owner.on_request_finished(ctx)
         assert hosts.load(chain("abc")) == 3
         assert hosts.reader.get_stats().tiers["p2p"]["loaded_chunks"] == 3
 

@@ -1,7 +1,7 @@
 """The chunks in the primary's slots: who comes in, who leaves, and the events of both."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -145,13 +145,29 @@ class ChunkStore:
                     self._join(run, trail)
         return settled
 
+    def drop_written(self, owner: Hashable, keys: Collection[OffloadKey]) -> None:
+        """Forget what the owner writes; its slots stay taken until that has been settled."""
+        runs, _ = self.written_by(owner, keys)
+        self._drop([run for run in runs if not run.is_dropped], RemovalReason.FAILED)
+
+    def limit_lifetimes(
+        self, keys: Collection[OffloadKey], expires_at_s: Mapping[OffloadKey, float]
+    ) -> None:
+        """Let chunks leave at these times at the latest."""
+        for at_s, stretch in groupby(keys, key=expires_at_s.get):
+            if at_s is None:
+                continue
+            for run in self.table.runs_with(stretch):
+                if run.expires_at_s is None or at_s < run.expires_at_s:
+                    run.expires_at_s = at_s
+                    self.expiry.add(run)
+
     def _join(self, run: Run, trail: RequestTrail) -> None:
         """Join a request's new run with the one that it stored before, if nothing is in the way."""
         head, trail.last_stored = trail.last_stored, run
         if (
             head is not None
             and head.keys
-            and not head.is_dropped
             and run.parent is head
             and head.num_children == 1
             and not (run.num_children or run.num_holds or head.num_holds)
@@ -247,12 +263,19 @@ class ChunkStore:
 
 def _with_heads(runs: list[Run]) -> list[Run]:
     """Return a request's runs without those that left, and with the heads split off them since."""
+    parent: Run | None = None
+    for run in runs:
+        if run.parent is not parent or not run.keys or run.is_dropped:
+            break
+        parent = run
+    else:
+        return runs  # one chain from the root, as nearly always
     found: dict[Run, None] = {}
     for last in reversed(runs):
-        run: Run | None = last
-        while run is not None and run.keys and not run.is_dropped and run not in found:
-            found[run] = None
-            run = run.parent
+        parent = last
+        while parent is not None and parent.keys and not parent.is_dropped and parent not in found:
+            found[parent] = None
+            parent = parent.parent
     return list(reversed(found))
 
 
@@ -265,7 +288,7 @@ def _continues(trail: RequestTrail, keys: list[OffloadKey]) -> bool:
         return False
     num_here = sum([len(run.keys) for run in trail.runs])
     rest = trail.prefix[num_here : num_here + len(keys)]
-    return keys[: len(rest)] == list(rest)
+    return not rest or rest == keys or list(rest) == keys[: len(rest)]
 
 
 def _equal_stretches(

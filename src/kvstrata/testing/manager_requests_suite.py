@@ -57,6 +57,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
     def test_a_request_that_was_never_scheduled_leaves_nothing(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B03.
         ctx = start(manager, "r")
         assert look_up(manager, ABC, ctx) == 0
         manager.on_request_finished(ctx)
@@ -67,6 +68,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         assert_usable(manager)
 
     def test_lookups_without_loads_pin_nothing(self, manager: OffloadingManager) -> None:
+        # Field report B08.
         writer = start(manager, "writer")
         store(manager, ABCD, writer)
         finish(manager, writer)
@@ -79,6 +81,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         assert look_up(manager, ABCD, writer) == 4
 
     def test_copies_outlive_their_request_and_end_once(self, manager: OffloadingManager) -> None:
+        # Field report B12.
         ctx = start(manager, "r")
         store(manager, ABC, ctx)
         manager.prepare_load(ABC, ctx)
@@ -101,6 +104,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
     def test_a_finished_request_may_still_offer_its_last_chunk(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B04.
         ctx = start(manager, "r")
         store(manager, ABC, ctx)
         finish(manager, ctx)
@@ -204,17 +208,18 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         assert look_up(manager, ABCD, ctx) == 4
 
     def test_reset_forgets_chunks_and_protection(self, manager: OffloadingManager) -> None:
+        # Field report L04 and J07.
         ctx = start(manager, "r")
         store(manager, ABCD, ctx)
         end_step(manager, preempted=["r"])
         primary_events(manager)
         manager.reset_cache()
         assert [event.kind for event in primary_events(manager)] == [EventKind.CLEARED]
-        assert manager.lookup(ABCD, ctx) == 0
-        assert list(manager.lookup_states(ABCD, ctx)) == [LookupResult.MISS] * 4
         stats = manager.get_stats()
         assert (stats["num_resident"], stats["num_protected"]) == (0, 0)
         assert stats["num_free"] == NUM_CHUNKS
+        assert manager.lookup(ABCD, ctx) == 0
+        assert list(manager.lookup_states(ABCD, ctx)) == [LookupResult.MISS] * 4
         finish(manager, ctx)
         assert_usable(manager)
 
@@ -258,6 +263,20 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         manager.complete_load(ABC, ctx)
         finish(manager, ctx)
         assert_idle(manager)
+
+    def test_a_deleted_chunk_that_a_load_still_reads_does_not_expire_once_more(
+        self, manager: OffloadingManager
+    ) -> None:
+        ctx = start(manager, "short", ttl_s=60)
+        store(manager, ABC, ctx)
+        manager.prepare_load(ABC, ctx)
+        manager.delete(ABC, ctx)
+        self.clock.advance(61.0)
+        end_step(manager)
+        manager.complete_load(ABC, ctx)
+        finish(manager, ctx)
+        assert_idle(manager)
+        assert manager.get_stats()["expired_chunks"] == 0
 
     def test_high_priority_outlives_a_flood(self, manager: OffloadingManager) -> None:
         ctx = start(manager, "important", priority=90)
@@ -307,6 +326,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         assert (before.gauges, before.counters) == (after.gauges, after.counters)
 
     def test_events_follow_what_happened(self, manager: OffloadingManager) -> None:
+        # Field report J02, J03 and J08.
         ctx = start(manager, "r")
         begin_store(manager, ABC, ctx)
         assert primary_events(manager) == []
@@ -330,6 +350,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
             assert ABC[0] in keys_of(events, EventKind.REMOVED)
 
     def test_gauges_say_what_is_where(self, manager: OffloadingManager) -> None:
+        # Field report K01.
         ctx = start(manager, "r")
         keys = chain("abcdef")
         store(manager, keys, ctx)
@@ -346,6 +367,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         assert {metric.name for metric in PRIMARY_METRICS} <= {*stats.gauges, *stats.counters}
 
     def test_counters_add_up_and_never_decrease(self, manager: OffloadingManager) -> None:
+        # Field report K04 and K05.
         rng = random.Random(0)
         seen = dict(manager.get_stats().counters)
         for number in range(200):
@@ -370,6 +392,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
     def test_a_long_mix_of_aborts_ends_with_every_slot_accounted_for(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report F07.
         rng = random.Random(1)
         pending: list[tuple[ReqContext, list[OffloadKey]]] = []
         for number in range(500):

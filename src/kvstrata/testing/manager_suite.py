@@ -22,6 +22,8 @@ class OffloadingManagerSuite(ManagerCopiesSuite, ManagerRequestsSuite):
                 max_examples=self.num_examples,
                 stateful_step_count=40,
                 deadline=None,
+                derandomize=True,
+                database=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )

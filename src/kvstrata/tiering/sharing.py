@@ -1,11 +1,17 @@
 """Keep what tiers serve to other hosts in step with what this host has."""
 
-from collections.abc import Callable, Collection, Sequence
+import sys
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
+from kvstrata.core.clock import Clock
 from kvstrata.core.keys import OffloadKey
+from kvstrata.core.policy import RequestTrail
 from kvstrata.core.request import ReqContext
 from kvstrata.primary.chunk_store import ChunkStore
+from kvstrata.tiering.promotion import Promotions
+from kvstrata.tiering.request_view import RequestView
+from kvstrata.tiering.survey import ask_tiers
 from kvstrata.tiering.tier_handle import TierHandle
 
 if TYPE_CHECKING:
@@ -13,8 +19,6 @@ if TYPE_CHECKING:
     from kvstrata.primary.run_table import Held
 
 SHARE_FOR_OTHERS: Final = 8  # of the slots, one in so many may be fetched for others in a step
-
-BringUp = Callable[[Sequence[OffloadKey], TierHandle], Sequence[OffloadKey]]
 
 
 class Sharing:
@@ -24,16 +28,9 @@ class Sharing:
     found out by its reader.
     """
 
-    def __init__(self, store: ChunkStore, bring_up: BringUp) -> None:
-        """Start without shelves.
-
-        Args:
-            store: The primary.
-            bring_up: Starts to fetch chunks from the tiers other than the one given, and returns
-                those that none of them has.
-        """
-        self._store = store
-        self._bring_up = bring_up
+    def __init__(self, store: ChunkStore, promotions: Promotions, clock: Clock) -> None:
+        """Start without shelves."""
+        self._store, self._promotions, self._clock = store, promotions, clock
         self._shelves: dict[TierHandle, ChunkShelf] = {}
         self._held: list[Held] = []
 
@@ -62,10 +59,10 @@ class Sharing:
             for shelf in self._shelves.values():
                 shelf.park(list(keys), reader)
 
-    def end_step(self) -> None:
-        """Hold what is being read, and fetch what others want and a tier below has."""
+    def end_step(self, handles: Sequence[TierHandle]) -> None:
+        """Hold what is being read, and fetch what others want and another tier has."""
         self.release()
-        for handle, shelf in self._shelves.items():
+        for asked_by, shelf in self._shelves.items():
             leased = [key for key in shelf.leased() if self._store.is_resident(key)]
             if leased:
                 self._held.append(self._store.hold(leased))
@@ -73,7 +70,19 @@ class Sharing:
             if wanted:
                 # The rest is asked for again; others' needs don't flush what this host uses.
                 share = max(1, self._store.table.num_slots // SHARE_FOR_OTHERS)
-                shelf.deny(self._bring_up(wanted[:share], handle))
+                others = [handle for handle in handles if handle is not asked_by]
+                shelf.deny(self._bring_up(wanted[:share], others))
+
+    def _bring_up(
+        self, keys: Sequence[OffloadKey], handles: Sequence[TierHandle]
+    ) -> Sequence[OffloadKey]:
+        """Begin to fetch chunks from these tiers; return those that none of them has."""
+        # As the youngest of requests: it gives way first.
+        view = RequestView(ReqContext("peers"), sys.maxsize, self._clock.now_s(), handles, ())
+        answers = ask_tiers(keys, view)
+        found = [(handle, [key]) for key in keys if (handle := answers.get(key)) is not None]
+        self._promotions.reserve(found, RequestTrail(), view)
+        return [key for key in keys if key not in answers]
 
     def release(self) -> None:
         """Hold nothing any more."""
