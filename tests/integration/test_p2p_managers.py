@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kvstrata import build_manager
+from kvstrata.core.clock import Clock
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import ReqContext
 from kvstrata.core.results import LookupResult
-from kvstrata.testing import chain, pattern
+from kvstrata.testing import FakeClock, chain, pattern
 from kvstrata.testing.tier_calls import IDLE_STEP
 from tests.p2p_hosts import PATIENCE_S, eventually
 
@@ -29,7 +30,7 @@ def free_port() -> int:
 class Pair:
     """The managers of two hosts that serve each other, stepped in turn."""
 
-    def __init__(self, *tiers_of_owner: dict[str, Any]) -> None:
+    def __init__(self, *tiers_of_owner: dict[str, Any], clock: Clock | None = None) -> None:
         ports = {"owner": free_port(), "reader": free_port()}
         self.managers: dict[str, OffloadingManager] = {}
         for name, other in (("owner", "reader"), ("reader", "owner")):
@@ -54,6 +55,7 @@ class Pair:
                 },
                 chunk_bytes=CHUNK_BYTES,
                 namespace="model",
+                clock=clock,
             )
         self.owner, self.reader = self.managers["owner"], self.managers["reader"]
 
@@ -97,8 +99,8 @@ class Pair:
 
 
 @contextmanager
-def pair(*tiers_of_owner: dict[str, Any]) -> Iterator[Pair]:
-    hosts = Pair(*tiers_of_owner)
+def pair(*tiers_of_owner: dict[str, Any], clock: Clock | None = None) -> Iterator[Pair]:
+    hosts = Pair(*tiers_of_owner, clock=clock)
     try:
         yield hosts
     finally:
@@ -181,6 +183,18 @@ def step_until_idle(hosts: Pair) -> bool:
 def test_a_chunk_that_nobody_has_does_not_keep_a_request_waiting() -> None:
     with pair(MEMORY_TIER) as hosts:
         assert hosts.load(chain("nobody")) == 0
+
+
+def test_a_chunk_expires_at_the_host_that_pulled_it_too() -> None:
+    clock = FakeClock()
+    with pair(clock=clock) as hosts:
+        hosts.store(chain("abc"), ttl_s=60.0)
+        assert hosts.load(chain("abc")) == 3
+        clock.advance(59.0)
+        assert hosts.load(chain("abc")) == 3
+        clock.advance(2.0)
+        assert hosts.load(chain("abc")) == 0
+        assert hosts.reader.get_stats()["num_resident"] == 0
 
 
 def test_a_reset_withdraws_everything_from_peers() -> None:

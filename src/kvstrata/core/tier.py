@@ -46,8 +46,16 @@ class ChunkShelf(Protocol):
     Thread: the scheduler's. Blocks: never, no lock in here is held across I/O or a copy.
     """
 
-    def publish(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> None:
-        """Say that slot `slots[i]` holds chunk `keys[i]`, whole and readable, from now on."""
+    def publish(
+        self,
+        keys: Sequence[OffloadKey],
+        slots: Sequence[int],
+        expires_at_s: float | None = None,
+    ) -> None:
+        """Say that slot `slots[i]` holds chunk `keys[i]`, whole and readable, from now on.
+
+        Until `expires_at_s`, seconds since 1970, if that is given; readers are told of it.
+        """
         ...
 
     def withdraw(self, keys: Iterable[OffloadKey]) -> None:

@@ -139,7 +139,7 @@ class ChunkStore:
             self.note(OffloadingEvent(EventKind.STORED, settled.stored, PRIMARY_MEDIUM))
             for shelf in self.shelves:
                 for run in settled.runs:
-                    shelf.publish(run.keys, run.slots)
+                    shelf.publish(run.keys, run.slots, run.expires_at_s)
             if trail is not None:
                 for run in settled.runs:
                     self._join(run, trail)
@@ -161,6 +161,8 @@ class ChunkStore:
                 if run.expires_at_s is None or at_s < run.expires_at_s:
                     run.expires_at_s = at_s
                     self.expiry.add(run)
+                    for shelf in self.shelves if run.owner is None else ():
+                        shelf.publish(run.keys, run.slots, at_s)
 
     def _join(self, run: Run, trail: RequestTrail) -> None:
         """Join a request's new run with the one that it stored before, if nothing is in the way."""

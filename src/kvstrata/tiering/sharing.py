@@ -41,7 +41,7 @@ class Sharing:
             return
         for run in self._store.table.all_runs()[0]:
             if run.owner is None:
-                shelf.publish(run.keys, run.slots)
+                shelf.publish(run.keys, run.slots, run.expires_at_s)
         self._shelves[handle] = shelf
         self._store.shelves.append(shelf)
 

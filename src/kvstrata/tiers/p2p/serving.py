@@ -138,7 +138,7 @@ class Serving:
         finally:
             self._shelf.release(lease)
 
-    def _seal(self, key: OffloadKey, lease: Lease) -> bytes | None:
+    def _seal(self, key: OffloadKey, lease: Lease) -> Seal:
         copy, shelf = lease.copies[key], self._shelf
         checksum = shelf.checksum(copy)
         if checksum is None:
@@ -149,7 +149,7 @@ class Serving:
         else:
             is_good = shelf.holds(copy)
         self._note_served(key, lease, is_good=is_good)
-        return checksum if is_good else None
+        return Seal(checksum if is_good else None, copy.expires_at_s)
 
     def _note_served(self, key: OffloadKey, lease: Lease, *, is_good: bool) -> None:
         if is_good:
@@ -194,5 +194,5 @@ class Serving:
         else:
             channel.send_payload(payload)
             is_good = self._shelf.holds(copy)
-        channel.send(Seal(checksum if is_good else None))
+        channel.send(Seal(checksum if is_good else None, copy.expires_at_s))
         self._note_served(key, lease, is_good=is_good)

@@ -1,5 +1,6 @@
 """What can be served: published chunks by key, leased while they are read."""
 
+import math
 import threading
 from array import array
 from collections import Counter
@@ -21,10 +22,11 @@ DENIED_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One published chunk: its slot, and the generation that the slot had."""
+    """One published chunk: its slot, the generation that the slot had, and when it expires."""
 
     slot: int
     generation: int
+    expires_at_s: float | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +78,7 @@ class Shelf(ChunkShelf):
         self._index: dict[OffloadKey, int] = {}
         self._keys: list[OffloadKey | None] = [None] * slots.num_slots
         self._generations = array("Q", bytes(8 * slots.num_slots))
+        self._expiry: dict[OffloadKey, float] = {}  # of those that expire
         self._checksums: dict[int, tuple[int, bytes]] = {}
         self._leases: set[Lease] = set()
         self._num_leases: Counter[OffloadKey] = Counter()
@@ -85,7 +88,12 @@ class Shelf(ChunkShelf):
         self._taken_s = -STEPPING_S
 
     @override
-    def publish(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> None:
+    def publish(
+        self,
+        keys: Sequence[OffloadKey],
+        slots: Sequence[int],
+        expires_at_s: float | None = None,
+    ) -> None:
         with self._lock:
             for key, slot in zip(keys, slots, strict=True):
                 self._drop(key)
@@ -94,6 +102,8 @@ class Shelf(ChunkShelf):
                 self._generations[slot] += 1
                 self._index[key] = slot
                 self._keys[slot] = key
+            if expires_at_s is not None:
+                self._expiry.update(dict.fromkeys(keys, expires_at_s))
             if self.listener is not None:
                 self.listener.came(keys)
             for key in keys if self._wanted or self._denied else ():
@@ -118,7 +128,13 @@ class Shelf(ChunkShelf):
             return False
         self._keys[slot] = None
         self._generations[slot] += 1
+        self._expiry.pop(key, None)
         return True
+
+    def _is_readable(self, key: OffloadKey) -> bool:
+        if key not in self._index:
+            return False
+        return not self._expiry or self._clock.wall_s() < self._expiry.get(key, math.inf)
 
     def _drop_all(self, keys: Iterable[OffloadKey]) -> None:
         gone = [key for key in keys if self._drop(key)]
@@ -170,7 +186,7 @@ class Shelf(ChunkShelf):
     def present(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Say which of the keys are published."""
         with self._lock:
-            return [key in self._index for key in keys]
+            return [self._is_readable(key) for key in keys]
 
     def want(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Ask the manager to bring chunks up; say for which it is worth waiting.
@@ -207,12 +223,12 @@ class Shelf(ChunkShelf):
                 len(other.copies) for other in self._leases if other.holder == holder
             )
             for key in keys:
-                slot = self._index.get(key)
-                if slot is None or key in lease.copies:
+                if key in lease.copies or not self._is_readable(key):
                     continue
                 if len(lease.copies) >= room:
                     break
-                lease.copies[key] = Copy(slot, self._generations[slot])
+                slot = self._index[key]
+                lease.copies[key] = Copy(slot, self._generations[slot], self._expiry.get(key))
             if lease.copies:
                 self._leases.add(lease)
                 self._num_leases.update(lease.copies.keys())
@@ -283,6 +299,7 @@ class Shelf(ChunkShelf):
     def check(self) -> None:
         """Assert every invariant."""
         with self._lock:
+            assert self._expiry.keys() <= self._index.keys()
             assert self._index == {key: i for i, key in enumerate(self._keys) if key is not None}
             assert self._num_leases == Counter(
                 key for lease in self._leases for key in lease.copies

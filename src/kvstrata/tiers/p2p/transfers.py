@@ -50,6 +50,7 @@ class Item:
     key: OffloadKey
     slot: int
     candidates: list[str]
+    expires_at_s: float | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -62,8 +63,15 @@ class Load:
     started_s: float
     failed: set[OffloadKey] = field(default_factory=set)
     corrupt: set[OffloadKey] = field(default_factory=set)
+    expires_at_s: dict[OffloadKey, float] = field(default_factory=dict)
     channels: set[Channel] = field(default_factory=set)
     is_cancelled: bool = False
+
+    @property
+    def result(self) -> JobResult:
+        """What became of it."""
+        failed, corrupt = frozenset(self.failed), frozenset(self.corrupt)
+        return JobResult(self.job.job_id, failed, corrupt, self.expires_at_s)
 
     @property
     def is_over(self) -> bool:
@@ -101,6 +109,8 @@ class Loads:
             for item, outcome in outcomes:
                 if outcome is not Outcome.LOADED:
                     load.failed.add(item.key)
+                elif item.expires_at_s is not None:
+                    load.expires_at_s[item.key] = item.expires_at_s
                 if outcome is Outcome.CORRUPT:
                     load.corrupt.add(item.key)
             load.num_open -= len(outcomes)
@@ -109,9 +119,7 @@ class Loads:
     def _end_if_settled(self, load: Load) -> None:
         if load.num_open == 0:
             del self._loads[load.job.job_id]
-            self._finished.append(
-                JobResult(load.job.job_id, frozenset(load.failed), frozenset(load.corrupt))
-            )
+            self._finished.append(load.result)
             self._changed.notify_all()
 
     def enter(self, load: Load, channel: Channel) -> bool:
@@ -237,10 +245,16 @@ class FetchTask(Task):
             return Outcome.ABSENT
         digest = chunk_digest(item.key, chunk.length)
         received = channel.receive_payload(self._slots[item.slot], digest)
-        expected = channel.receive(Seal).checksum
-        if expected is None:
+        return self._judge(item, received, channel.receive(Seal))
+
+    @staticmethod
+    def _judge(item: Item, received: bytes, seal: Seal) -> Outcome:
+        if seal.checksum is None:
             return Outcome.ABSENT
-        return Outcome.LOADED if received == expected else Outcome.CORRUPT
+        if received != seal.checksum:
+            return Outcome.CORRUPT
+        item.expires_at_s = seal.expires_at_s
+        return Outcome.LOADED
 
 
 def _states(channel: Channel, num_keys: int) -> bytes:
@@ -279,16 +293,14 @@ class NixlFetchTask(FetchTask):
             slots = [self.items[index].slot for index in here]
             self._plane.read(channel.nixl_agent, slots, addresses)
         channel.send(Release())
-        checksums = channel.receive(Seals).checksums
-        if len(checksums) != len(here):
-            raise ProtocolError(channel.name, f"{len(checksums)} seals of {len(here)} chunks")
-        for index, expected in zip(here, checksums, strict=True):
-            self._outcomes[index] = self._verify(index, expected)
+        seals = channel.receive(Seals).seals
+        if len(seals) != len(here):
+            raise ProtocolError(channel.name, f"{len(seals)} seals of {len(here)} chunks")
+        for index, seal in zip(here, seals, strict=True):
+            self._outcomes[index] = self._verify(index, seal)
 
-    def _verify(self, index: int, expected: bytes | None) -> Outcome:
-        if expected is None:
-            return Outcome.ABSENT
+    def _verify(self, index: int, seal: Seal) -> Outcome:
         item, payload = self.items[index], self._slots[self.items[index].slot]
         digest = chunk_digest(item.key, payload.nbytes)
         digest.update(payload)
-        return Outcome.LOADED if digest.digest() == expected else Outcome.CORRUPT
+        return self._judge(item, digest.digest(), seal)

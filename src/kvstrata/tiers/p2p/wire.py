@@ -104,9 +104,13 @@ class Chunk(Message, tag=13):
 
 
 class Seal(Message, tag=14):
-    """The checksum of what was sent; None if it left while it was being sent: what came is void."""
+    """The checksum of what was sent; None if it left while it was being sent: what came is void.
+
+    `expires_at_s`, seconds since 1970, is when the chunk must be gone everywhere.
+    """
 
     checksum: Digest | None
+    expires_at_s: float | None = None
 
 
 class Attach(Message, tag=20):
@@ -136,9 +140,9 @@ class Release(Message, tag=24):
 
 
 class Seals(Message, tag=25):
-    """Of each HIT, in order: its checksum, or None if it left in the meantime."""
+    """What `Seal` says, of each HIT, in order."""
 
-    checksums: Annotated[Sequence[Digest | None], Meta(max_length=KEYS_MAX)]
+    seals: Annotated[Sequence[Seal], Meta(max_length=KEYS_MAX)]
 
 
 AnyMessage = (

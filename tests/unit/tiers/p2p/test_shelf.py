@@ -79,6 +79,21 @@ def test_one_holder_leases_no_more_than_its_share(shelf: Shelf) -> None:
     assert len(shelf.lease(keys, "other", 1.0).copies) == 3
 
 
+def test_an_expired_chunk_is_not_served_though_nobody_withdrew_it(
+    shelf: Shelf, clock: FakeClock
+) -> None:
+    shelf.publish([A], [0], clock.wall_s() + 60.0)
+    shelf.publish([B], [1])
+    assert shelf.present([A, B]) == [True, True]
+    assert shelf.lease([A], "reader", 1.0).copies[A].expires_at_s == clock.wall_s() + 60.0
+    clock.advance(61.0)
+    assert shelf.present([A, B]) == [False, True]
+    assert list(shelf.lease([A, B], "reader", 1.0).copies) == [B]
+    shelf.publish([A], [0])
+    assert shelf.present([A]) == [True]
+    shelf.check()
+
+
 def test_clearing_voids_every_copy(shelf: Shelf) -> None:
     shelf.publish([A, B], [0, 1])
     copy = shelf.lease([A], "reader", 1.0).copies[A]
