@@ -3,8 +3,10 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from threading import Lock
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from typing_extensions import override
 
@@ -28,11 +30,11 @@ from kvstrata.tiers.p2p.settings import Address, P2pSettings, Payload
 from kvstrata.tiers.p2p.shelf import Shelf
 from kvstrata.tiers.p2p.transfers import (
     FetchTask,
-    Item,
     Load,
     Loads,
     NixlFetchTask,
     Outcome,
+    Piece,
     Question,
 )
 from kvstrata.tiers.p2p.transport import listen
@@ -108,15 +110,10 @@ class P2pTier(SecondaryTierManager):
         name = f"{self._own.identity}-{self._own.generation.hex()[:16]}"
         return NixlPlane(self._slots, name, join(self._env.path, "payload"))
 
-    def _fetch_task(self, peer: str, load: Load, piece: Sequence[Item]) -> FetchTask:
-        options: dict[str, Any] = {
-            "slots": self._slots,
-            "loads": self._loads,
-            "tried": self._take_tried,
-        }
+    def _fetch_task(self, piece: Piece) -> FetchTask:
         if self._plane is None:
-            return FetchTask(peer, load, piece, **options)
-        return NixlFetchTask(peer, load, piece, plane=self._plane, **options)
+            return FetchTask(piece, self._slots, self._loads, self._take_tried)
+        return NixlFetchTask(piece, self._slots, self._loads, self._take_tried, self._plane)
 
     def _start_server(self) -> PeerServer | None:
         address = self._settings.listen
@@ -146,10 +143,11 @@ class P2pTier(SecondaryTierManager):
         if not self._directory and not any(session.is_up for session in self._fleet.sessions()):
             return [LookupResult.MISS] * len(keys)
         states = self._whereabouts.states(keys)
+        if None not in states:
+            return cast("Sequence[LookupResult]", states)
         unknown = [key for key, state in zip(keys, states, strict=True) if state is None]
-        if unknown:
-            self._to_ask.setdefault(ctx.hints.peer, {}).update(dict.fromkeys(unknown))
-        return [LookupResult.RETRY if state is None else state for state in states]
+        self._to_ask.setdefault(ctx.hints.peer, {}).update(dict.fromkeys(unknown))
+        return [state or LookupResult.RETRY for state in states]
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -214,39 +212,40 @@ class P2pTier(SecondaryTierManager):
         self._check_open()
         hint = None if job.req_context is None else job.req_context.hints.peer
         load = self._loads.start(job, self._settings.transfer_timeout_s, self._env.clock.now_s())
-        self._dispatch(
-            load,
-            [
-                Item(key, slot, self._candidates(key, hint))
-                for key, slot in zip(job.keys, job.slots, strict=True)
-            ],
-        )
+        holders = self._whereabouts.holders(job.keys)
+        chunks = zip(holders, job.keys, job.slots, strict=True)
+        for names, group in groupby(chunks, key=itemgetter(0)):
+            _, keys, slots = zip(*group, strict=True)
+            self._dispatch(load, keys, slots, self._candidates(names, hint))
 
-    def _candidates(self, key: OffloadKey, hint: str | None) -> list[str]:
-        """Return the peers to try: who is known to have it, or all if nobody was asked."""
-        holders = self._whereabouts.holders(key)
+    def _candidates(self, holders: Sequence[str] | None, hint: str | None) -> tuple[str, ...]:
+        """Return the peers to try, in order: who is known to have it, or all if nobody was asked.
+
+        The hinted one comes first, then who has least to do.
+        """
         if holders is None:
             holders = [*self._fleet.static, *([hint] if hint else [])]
         waiting = {name: self._fleet.num_waiting(name, Lane.PAYLOAD) for name in holders}
-        return sorted(waiting, key=lambda name: (name != hint, waiting[name]))
+        return tuple(sorted(waiting, key=lambda name: (name != hint, waiting[name])))
 
-    def _dispatch(self, load: Load, items: Sequence[Item]) -> None:
-        """Send each item to its next living candidate; fail those that have none."""
-        by_peer: dict[str, list[Item]] = {}
-        hopeless: list[tuple[Item, Outcome]] = []
-        for item in items:
-            while item.candidates and not self._fleet.is_up(item.candidates[0]):
-                del item.candidates[0]
-            if item.candidates and not load.is_over:
-                by_peer.setdefault(item.candidates.pop(0), []).append(item)
-            else:
-                hopeless.append((item, Outcome.LOST))
-        self._settle(load, hopeless)
-        for peer, theirs in by_peer.items():
-            num = self._piece_chunks(len(theirs))
-            for start in range(0, len(theirs), num):
-                piece = theirs[start : start + num]
-                self._fleet.submit(peer, self._fetch_task(peer, load, piece))
+    def _dispatch(
+        self,
+        load: Load,
+        keys: Sequence[OffloadKey],
+        slots: Sequence[int],
+        candidates: tuple[str, ...],
+    ) -> None:
+        """Send chunks to their first living candidate, in pieces; fail them if there is none."""
+        living = [name for name in candidates if self._fleet.is_up(name)]
+        if not living or load.is_over:
+            self._settle(load, dict.fromkeys(keys, Outcome.LOST), {})
+            return
+        peer, others = living[0], tuple(living[1:])
+        num = self._piece_chunks(len(keys))
+        for start in range(0, len(keys), num):
+            end = start + num
+            piece = Piece(load, peer, keys[start:end], slots[start:end], others)
+            self._fleet.submit(peer, self._fetch_task(piece))
 
     def _piece_chunks(self, num_chunks: int) -> int:
         """Return how many of a peer's chunks one request asks for, to use all connections."""
@@ -254,30 +253,40 @@ class P2pTier(SecondaryTierManager):
         fitting = max(1, PIECE_BYTES_MAX // self._slots.chunk_bytes)
         return max(1, min(share, fitting, PIECE_CHUNKS_MAX))
 
-    def _take_tried(self, task: FetchTask, tried: list[tuple[Item, Outcome]]) -> None:
+    def _take_tried(
+        self,
+        piece: Piece,
+        outcomes: Mapping[OffloadKey, Outcome],
+        expires_at_s: Mapping[OffloadKey, float],
+    ) -> None:
         """Settle what came; try the rest at the next candidate."""
-        settled, again = [], []
-        for item, outcome in tried:
+        for key, outcome in outcomes.items():
             if outcome is Outcome.ABSENT:
-                self._whereabouts.correct(task.peer, item.key)
-            if outcome is Outcome.CORRUPT:
-                self._count("corrupt_chunks")
-            if outcome is Outcome.LOADED or not item.candidates:
-                settled.append((item, outcome))
-            else:
-                again.append(item)
-        self._settle(task.load, settled)
+                self._whereabouts.correct(piece.peer, key)
+        self._count("corrupt_chunks", list(outcomes.values()).count(Outcome.CORRUPT))
+        again = {
+            key: slot
+            for key, slot in zip(piece.keys, piece.slots, strict=True)
+            if piece.others and outcomes[key] is not Outcome.LOADED
+        }
+        settled = {key: outcome for key, outcome in outcomes.items() if key not in again}
+        self._settle(piece.load, settled, expires_at_s)
         if again:
-            self._dispatch(task.load, again)
+            self._dispatch(piece.load, list(again), list(again.values()), piece.others)
 
-    def _settle(self, load: Load, outcomes: Sequence[tuple[Item, Outcome]]) -> None:
+    def _settle(
+        self,
+        load: Load,
+        outcomes: Mapping[OffloadKey, Outcome],
+        expires_at_s: Mapping[OffloadKey, float],
+    ) -> None:
         if not outcomes:
             return
-        num_loaded = sum(outcome is Outcome.LOADED for _, outcome in outcomes)
+        num_loaded = list(outcomes.values()).count(Outcome.LOADED)
         self._count("loaded_chunks", num_loaded)
         self._count("loaded_bytes", num_loaded * self._slots.chunk_bytes)
         self._count("failed_load_chunks", len(outcomes) - num_loaded)
-        self._loads.settle(load, outcomes)
+        self._loads.settle(load, outcomes, expires_at_s)
 
     @override
     def get_finished_jobs(self) -> Iterable[JobResult]:

@@ -2,10 +2,9 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from typing_extensions import override
 
@@ -41,16 +40,6 @@ class Outcome(Enum):
     BUSY = "busy"  # it has it, but over a limit
     LOST = "lost"  # the peer was lost, or the job cancelled or out of time
     CORRUPT = "corrupt"
-
-
-@dataclass(slots=True)
-class Item:
-    """One chunk of a load: where it goes, and the peers to try, the next one first."""
-
-    key: OffloadKey
-    slot: int
-    candidates: list[str]
-    expires_at_s: float | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -103,16 +92,20 @@ class Loads:
         with self._changed:
             self._finished.append(result)
 
-    def settle(self, load: Load, outcomes: Sequence[tuple[Item, Outcome]]) -> None:
-        """Close items for good. Nothing writes their slots any more."""
+    def settle(
+        self,
+        load: Load,
+        outcomes: Mapping[OffloadKey, Outcome],
+        expires_at_s: Mapping[OffloadKey, float] | None = None,
+    ) -> None:
+        """Close chunks for good. Nothing writes their slots any more."""
         with self._changed:
-            for item, outcome in outcomes:
+            for key, outcome in outcomes.items():
                 if outcome is not Outcome.LOADED:
-                    load.failed.add(item.key)
-                elif item.expires_at_s is not None:
-                    load.expires_at_s[item.key] = item.expires_at_s
+                    load.failed.add(key)
                 if outcome is Outcome.CORRUPT:
-                    load.corrupt.add(item.key)
+                    load.corrupt.add(key)
+            load.expires_at_s.update(expires_at_s or {})
             load.num_open -= len(outcomes)
             self._end_if_settled(load)
 
@@ -185,38 +178,49 @@ class Question(Task):
         self._told(self._peer, self._keys, None, self._epoch)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Chunks of one load that one peer is asked for at once, `keys[i]` into `slots[i]`.
+
+    `others` are the peers to try afterwards, in order.
+    """
+
+    load: Load
+    peer: str
+    keys: Sequence[OffloadKey]
+    slots: Sequence[int]
+    others: tuple[str, ...]
+
+
+Tried = Callable[[Piece, Mapping[OffloadKey, Outcome], Mapping[OffloadKey, float]], None]
+"""Gets what became of a piece's chunks, and when those that came expire, if they do."""
+
+
 class FetchTask(Task):
     """Fetch chunks from one peer straight into their slots."""
 
     lane = Lane.PAYLOAD
 
-    def __init__(
-        self,
-        peer: str,
-        load: Load,
-        items: Sequence[Item],
-        *,
-        slots: SlotView,
-        loads: Loads,
-        tried: "Callable[[FetchTask, list[tuple[Item, Outcome]]], None]",
-    ) -> None:
-        """Prepare it; `tried` is called once, when no slot of `items` is touched any more."""
-        self.peer, self.load, self.items = peer, load, items
-        self._slots, self._loads, self._tried = slots, loads, tried
-        self._outcomes: dict[int, Outcome] = {}
+    def __init__(self, piece: Piece, rows: SlotView, loads: Loads, tried: Tried) -> None:
+        """Prepare it; `tried` is called once, when none of the slots is touched any more."""
+        self._piece, self._rows = piece, rows
+        self._loads, self._tried = loads, tried
+        self._outcomes: dict[OffloadKey, Outcome] = {}
+        self._expires_at_s: dict[OffloadKey, float] = {}
 
     @override
     def run(self, channel: Channel) -> None:
-        if self._loads.enter(self.load, channel):
+        load = self._piece.load
+        if self._loads.enter(load, channel):
             try:
-                channel.set_deadline(self.load.deadline_s - time.monotonic())
+                channel.set_deadline(load.deadline_s - time.monotonic())
                 self._fetch(channel)
             except OSError as error:
-                if self.load.is_over:  # aborted from here, or too slow: not the peer's death
+                if load.is_over:  # aborted from here, or too slow: not the peer's death
                     raise CancelledTransferError(channel.name, "transfer ended") from error
                 raise
             finally:
-                self._loads.leave(self.load, channel)
+                self._loads.leave(load, channel)
         self._report()
 
     @override
@@ -224,51 +228,56 @@ class FetchTask(Task):
         self._report()
 
     def _report(self) -> None:
-        get = self._outcomes.get
-        self._tried(self, [(item, get(i, Outcome.LOST)) for i, item in enumerate(self.items)])
+        outcomes = {key: self._outcomes.get(key, Outcome.LOST) for key in self._piece.keys}
+        self._tried(self._piece, outcomes, self._expires_at_s)
 
     def _fetch(self, channel: Channel) -> None:
-        channel.send(Fetch([item.key for item in self.items]))
-        states = _states(channel, len(self.items))
-        for index, state in enumerate(states):
-            if state == State.HIT:
-                self._outcomes[index] = self._receive(channel, index)
-            else:
-                self._outcomes[index] = Outcome.BUSY if state == State.BUSY else Outcome.ABSENT
+        channel.send(Fetch(self._piece.keys))
+        for index in self._note_states(channel):
+            self._receive(channel, index)
 
-    def _receive(self, channel: Channel, index: int) -> Outcome:
-        item = self.items[index]
+    def _note_states(self, channel: Channel) -> list[int]:
+        """Take the first answer; return the indices of the chunks that are there."""
+        here = []
+        for index, state in enumerate(_states(channel, len(self._piece.keys))):
+            if state == State.HIT:
+                here.append(index)
+            else:
+                is_busy = state == State.BUSY
+                self._outcomes[self._piece.keys[index]] = (
+                    Outcome.BUSY if is_busy else Outcome.ABSENT
+                )
+        return here
+
+    def _receive(self, channel: Channel, index: int) -> None:
+        key, row = self._piece.keys[index], self._rows[self._piece.slots[index]]
         chunk = channel.receive(Chunk)
-        if chunk.index != index or chunk.length not in {0, self._slots.chunk_bytes}:
+        if chunk.index != index or chunk.length not in {0, row.nbytes}:
             raise ProtocolError(channel.name, "sends a chunk that was not asked for")
         if not chunk.length:
-            return Outcome.ABSENT
-        digest = chunk_digest(item.key, chunk.length)
-        received = channel.receive_payload(self._slots[item.slot], digest)
-        return self._judge(item, received, channel.receive(Seal))
+            self._outcomes[key] = Outcome.ABSENT
+            return
+        received = channel.receive_payload(row, chunk_digest(key, chunk.length))
+        self._judge(key, received, channel.receive(Seal))
 
-    @staticmethod
-    def _judge(item: Item, received: bytes, seal: Seal) -> Outcome:
+    def _judge(self, key: OffloadKey, received: bytes, seal: Seal) -> None:
         if seal.checksum is None:
-            return Outcome.ABSENT
-        if received != seal.checksum:
-            return Outcome.CORRUPT
-        item.expires_at_s = seal.expires_at_s
-        return Outcome.LOADED
-
-
-def _states(channel: Channel, num_keys: int) -> bytes:
-    states = channel.receive(Found).states
-    if len(states) != num_keys:
-        raise ProtocolError(channel.name, f"{len(states)} answers to {num_keys} keys")
-    return states
+            self._outcomes[key] = Outcome.ABSENT
+        elif received != seal.checksum:
+            self._outcomes[key] = Outcome.CORRUPT
+        else:
+            self._outcomes[key] = Outcome.LOADED
+            if seal.expires_at_s is not None:
+                self._expires_at_s[key] = seal.expires_at_s
 
 
 class NixlFetchTask(FetchTask):
     """Fetch chunks from one peer by reading its slots; over the connection if it has no NIXL."""
 
-    def __init__(self, *arguments: Any, plane: NixlPlane, **options: Any) -> None:  # noqa: ANN401
-        super().__init__(*arguments, **options)
+    def __init__(
+        self, piece: Piece, rows: SlotView, loads: Loads, tried: Tried, plane: NixlPlane
+    ) -> None:
+        super().__init__(piece, rows, loads, tried)
         self._plane = plane
 
     @override
@@ -280,27 +289,27 @@ class NixlFetchTask(FetchTask):
         if not channel.nixl_agent:
             super()._fetch(channel)
             return
-        channel.send(Locate([item.key for item in self.items]))
-        states = _states(channel, len(self.items))
-        here = [index for index, state in enumerate(states) if state == State.HIT]
-        for index, state in enumerate(states):
-            if state != State.HIT:
-                self._outcomes[index] = Outcome.BUSY if state == State.BUSY else Outcome.ABSENT
+        channel.send(Locate(self._piece.keys))
+        here = self._note_states(channel)
         addresses = channel.receive(Located).addresses
         if len(addresses) != len(here):
             raise ProtocolError(channel.name, f"{len(addresses)} addresses of {len(here)} chunks")
         if here:
-            slots = [self.items[index].slot for index in here]
+            slots = [self._piece.slots[index] for index in here]
             self._plane.read(channel.nixl_agent, slots, addresses)
         channel.send(Release())
         seals = channel.receive(Seals).seals
         if len(seals) != len(here):
             raise ProtocolError(channel.name, f"{len(seals)} seals of {len(here)} chunks")
         for index, seal in zip(here, seals, strict=True):
-            self._outcomes[index] = self._verify(index, seal)
+            key, row = self._piece.keys[index], self._rows[self._piece.slots[index]]
+            digest = chunk_digest(key, row.nbytes)
+            digest.update(row)
+            self._judge(key, digest.digest(), seal)
 
-    def _verify(self, index: int, seal: Seal) -> Outcome:
-        item, payload = self.items[index], self._slots[self.items[index].slot]
-        digest = chunk_digest(item.key, payload.nbytes)
-        digest.update(payload)
-        return self._judge(item, digest.digest(), seal)
+
+def _states(channel: Channel, num_keys: int) -> bytes:
+    states = channel.receive(Found).states
+    if len(states) != num_keys:
+        raise ProtocolError(channel.name, f"{len(states)} answers to {num_keys} keys")
+    return states

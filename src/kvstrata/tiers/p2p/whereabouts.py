@@ -1,9 +1,12 @@
 """Who holds which chunk, as far as peers said so lately."""
 
+import math
 import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
 
 from kvstrata.core.clock import Clock
 from kvstrata.core.keys import OffloadKey
@@ -13,15 +16,38 @@ from kvstrata.tiers.p2p.wire import State
 Further = dict[tuple[str, ...], list[OffloadKey]]
 
 
-@dataclass(slots=True)
-class _Answer:
-    """What is known of one key; `asked` are the peers that have not answered yet."""
+class _Said(NamedTuple):
+    """What one source says of a key."""
 
-    holders: list[tuple[str, int]] = field(default_factory=list)  # each with its life
-    asked: set[str] = field(default_factory=set)
-    later: tuple[str, ...] = ()  # to be asked if none of `asked` has it
+    holders: tuple[str, ...]
+    is_coming: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """What is known of a key; many keys share one, since they are asked and answered together.
+
+    Attributes:
+        asked: Peers that have not answered yet.
+        later: Peers to be asked if none of `asked` has it.
+        holders: Who has it, each with the life in which it said so.
+        is_coming: Somebody is bringing it up.
+        until_s: How long it is believed; for ever while somebody is asked.
+    """
+
+    asked: frozenset[str]
+    later: tuple[str, ...]
+    holders: tuple[tuple[str, int], ...] = ()
     is_coming: bool = False
-    until_s: float = 0.0
+    until_s: float = math.inf
+
+    @property
+    def result(self) -> LookupResult:
+        if self.holders:
+            return LookupResult.HIT
+        if self.asked:
+            return LookupResult.RETRY
+        return LookupResult.HIT_PENDING if self.is_coming else LookupResult.MISS
 
 
 class Whereabouts:
@@ -38,43 +64,45 @@ class Whereabouts:
         self._hit_ttl_s, self._miss_ttl_s = hit_ttl_s, miss_ttl_s
         self._num_answers_max = num_answers_max
         self._lock = threading.Lock()
-        self._answers: OrderedDict[OffloadKey, _Answer] = OrderedDict()
+        self._answers: dict[OffloadKey, _Answer] = {}
         self._lives: defaultdict[str, int] = defaultdict(int)  # what a peer said holds for one
         self._epoch = 0
 
     def states(self, keys: Sequence[OffloadKey]) -> list[LookupResult | None]:
         """Say what is known of each key; None: it has to be asked."""
         with self._lock:
+            found = list(map(self._answers.get, keys))
             now_s = self._clock.now_s()
-            return [self._state(key, now_s) for key in keys]
+            results = {answer: self._result(answer, now_s) for answer in set(found)}
+        return [results[answer] for answer in found]
 
-    def _state(self, key: OffloadKey, now_s: float) -> LookupResult | None:
-        answer = self._answers.get(key)
-        if answer is None or (answer.until_s <= now_s and not answer.asked):
+    def _result(self, answer: _Answer | None, now_s: float) -> LookupResult | None:
+        if answer is None or answer.until_s <= now_s:
             return None
-        if answer.holders and self._living(answer):
-            return LookupResult.HIT
-        if answer.asked:
-            return LookupResult.RETRY
-        if answer.holders:  # all of them were lost: others may have it
-            return None
-        return LookupResult.HIT_PENDING if answer.is_coming else LookupResult.MISS
+        if answer.holders and not self._living(answer):  # all were lost: others may have it
+            return LookupResult.RETRY if answer.asked else None
+        return answer.result
 
-    def _living(self, answer: _Answer) -> list[str]:
-        return [peer for peer, life in answer.holders if self._lives[peer] == life]
+    def _living(self, answer: _Answer) -> tuple[str, ...]:
+        return tuple(peer for peer, life in answer.holders if self._lives[peer] == life)
 
-    def holders(self, key: OffloadKey) -> Sequence[str] | None:
-        """Return the peers that had the chunk when they last said so; None if that is not known."""
+    def holders(self, keys: Sequence[OffloadKey]) -> list[tuple[str, ...] | None]:
+        """Return for each key who had it when last asked; None where that is not known."""
         with self._lock:
-            answer = self._answers.get(key)
-            if answer is None:
-                return None
-            living = self._living(answer)
-            is_known_miss = not answer.holders and self._clock.now_s() < answer.until_s
-            return living if living or is_known_miss else None
+            found = list(map(self._answers.get, keys))
+            now_s = self._clock.now_s()
+            holders = {answer: self._holders(answer, now_s) for answer in set(found)}
+        return [holders[answer] for answer in found]
+
+    def _holders(self, answer: _Answer | None, now_s: float) -> tuple[str, ...] | None:
+        if answer is None:
+            return None
+        living = self._living(answer)
+        is_known_miss = not answer.holders and not answer.asked and now_s < answer.until_s
+        return living if living or is_known_miss else None
 
     def expect(
-        self, keys: Iterable[OffloadKey], asked: Collection[str], later: Collection[str] = ()
+        self, keys: Sequence[OffloadKey], asked: Collection[str], later: Collection[str] = ()
     ) -> int:
         """Note that these peers are being asked, and that `later` are if none of them has it.
 
@@ -82,11 +110,12 @@ class Whereabouts:
             What `learn` wants to know of the question: answers to old ones are void.
         """
         with self._lock:
-            for key in keys:
-                self._answers.pop(key, None)
-                self._answers[key] = _Answer(asked=set(asked), later=tuple(later))
-            while len(self._answers) > self._num_answers_max:
-                self._answers.popitem(last=False)
+            if asked:
+                answer = _Answer(frozenset(asked), tuple(later))
+                self._answers.update(dict.fromkeys(keys, answer))
+            num_over = len(self._answers) - self._num_answers_max
+            for key in list(islice(self._answers, max(0, num_over))):
+                del self._answers[key]
             return self._epoch
 
     def learn(
@@ -97,54 +126,67 @@ class Whereabouts:
         Returns:
             Keys to ask further, by the peers to ask; they are noted as asked.
         """
-        further: Further = {}
-        with self._lock:
-            for i, key in enumerate(keys) if epoch == self._epoch else ():
-                state = State.MISS if states is None else states[i]
-                holders = [peer] if state == State.HIT else []
-                self._take(key, peer, holders, further, is_coming=state == State.WAIT)
-        return further
+        if states is None:
+            states = bytes(len(keys))  # State.MISS
+        says = {
+            state: _Said((peer,) if state == State.HIT else (), state == State.WAIT)
+            for state in set(states)
+        }
+        return self._take(peer, keys, [says[state] for state in states], epoch)
 
     def learn_holders(
         self, source: str, keys: Sequence[OffloadKey], holders: Sequence[Sequence[str]], epoch: int
     ) -> Further:
         """Take in what a directory says, `holders[i]` of `keys[i]`; else as `learn`."""
-        further: Further = {}
-        with self._lock:
-            for key, names in zip(keys, holders, strict=True) if epoch == self._epoch else ():
-                self._take(key, source, names, further, is_coming=False)
-        return further
+        return self._take(
+            source, keys, [_Said(tuple(names), is_coming=False) for names in holders], epoch
+        )
 
     def _take(
         self,
-        key: OffloadKey,
         source: str,
-        holders: Sequence[str],
-        further: Further,
-        *,
-        is_coming: bool,
-    ) -> None:
-        answer = self._answers.get(key)
-        if answer is None or source not in answer.asked:
-            return
-        answer.asked.remove(source)
-        answer.holders += [(name, self._lives[name]) for name in holders]
-        answer.is_coming |= is_coming
-        if answer.holders:
-            answer.until_s = self._clock.now_s() + self._hit_ttl_s
-        elif not answer.asked and answer.later and not answer.is_coming:
-            further.setdefault(answer.later, []).append(key)
-            answer.asked, answer.later = set(answer.later), ()
-        else:
-            answer.until_s = self._clock.now_s() + self._miss_ttl_s
+        keys: Sequence[OffloadKey],
+        says: Sequence[_Said],
+        epoch: int,
+    ) -> Further:
+        further: Further = {}
+        updated: dict[tuple[_Answer, _Said], _Answer] = {}
+        with self._lock:
+            for key, said in zip(keys, says, strict=True) if epoch == self._epoch else ():
+                former = self._answers.get(key)
+                if former is None or source not in former.asked:
+                    continue
+                answer = updated.get((former, said))
+                if answer is None:
+                    answer = updated[former, said] = self._updated(former, source, said)
+                self._answers[key] = answer
+                if former.later and not (answer.later or answer.holders):
+                    further.setdefault(former.later, []).append(key)
+        return further
+
+    def _updated(self, former: _Answer, source: str, said: _Said) -> _Answer:
+        holders = former.holders + tuple((name, self._lives[name]) for name in said.holders)
+        asked, later = former.asked - {source}, former.later
+        is_coming = former.is_coming or said.is_coming
+        until_s = math.inf
+        if holders:
+            later, until_s = (), self._clock.now_s() + self._hit_ttl_s
+        elif not asked and later and not is_coming:
+            asked, later = frozenset(later), ()
+        elif not asked:
+            until_s = self._clock.now_s() + self._miss_ttl_s
+        return _Answer(asked, later, holders, is_coming, until_s)
 
     def correct(self, peer: str, key: OffloadKey) -> None:
         """Note that the peer does not have the chunk after all."""
         with self._lock:
             answer = self._answers.get(key)
             if answer is not None:
-                answer.holders = [holder for holder in answer.holders if holder[0] != peer]
-                answer.until_s = min(answer.until_s, self._clock.now_s() + self._miss_ttl_s)
+                self._answers[key] = replace(
+                    answer,
+                    holders=tuple(holder for holder in answer.holders if holder[0] != peer),
+                    until_s=min(answer.until_s, self._clock.now_s() + self._miss_ttl_s),
+                )
 
     def forget_peer(self, peer: str) -> None:
         """Take back all that this peer said; questions to it are still open."""

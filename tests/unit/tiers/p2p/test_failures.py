@@ -318,7 +318,7 @@ def test_leases_of_a_peer_that_stalls_end_with_their_time() -> None:
              num_connections=1) as reader,
     ):  # fmt: skip
         owner.primary.put(A, B, C, D)
-        assert reader.look_up(A) == [HIT]
+        assert reader.look_up(A, B, C, D) == [HIT] * 4
         wire.stop_after(100_000)
         submit(reader, 1, [A, B, C, D], [0, 1, 2, 3])
         eventually(lambda: owner.stats()["num_leased"] == 4, "four leases")
