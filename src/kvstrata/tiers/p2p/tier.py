@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
 from threading import Lock
 from typing import Any, Final, Self, cast
 
@@ -212,11 +211,12 @@ class P2pTier(SecondaryTierManager):
         self._check_open()
         hint = None if job.req_context is None else job.req_context.hints.peer
         load = self._loads.start(job, self._settings.transfer_timeout_s, self._env.clock.now_s())
-        holders = self._whereabouts.holders(job.keys)
-        chunks = zip(holders, job.keys, job.slots, strict=True)
-        for names, group in groupby(chunks, key=itemgetter(0)):
-            _, keys, slots = zip(*group, strict=True)
+        start = 0
+        for names, group in groupby(self._whereabouts.holders(job.keys)):
+            end = start + len(list(group))
+            keys, slots = job.keys[start:end], job.slots[start:end]
             self._dispatch(load, keys, slots, self._candidates(names, hint))
+            start = end
 
     def _candidates(self, holders: Sequence[str] | None, hint: str | None) -> tuple[str, ...]:
         """Return the peers to try, in order: who is known to have it, or all if nobody was asked.
