@@ -27,6 +27,7 @@ class Order(Enum):
 
     TAIL_FIRST = "tail-first"  # a request at a time: its last chunk is its oldest
     ROOT_FIRST = "root-first"  # a chunk at a time, as caches do that know no prefixes
+    STORED_FIRST = "stored-first"  # the same, and uses change nothing: with lru, that is FIFO
 
 
 class Partial(Enum):
@@ -54,7 +55,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "lru-root": Rule("lru", Order.ROOT_FIRST),
     "tree-lru-full": Rule("lru", partial=Partial.SKIP),
     "arc-tail": Rule("arc"),
-    "fifo": Rule("kvstrata.replay.fifo:FifoPolicy", Order.ROOT_FIRST),
+    "fifo": Rule("lru", Order.STORED_FIRST),
 }
 """Names that mean more than a policy; any other name is a policy, all chunks, tail first."""
 
@@ -185,7 +186,7 @@ def replay_primary(
     )
     tally = _Tally(trace.tokens_per_chunk)
     begin_s = perf_counter()
-    serve_one = serve if order is Order.TAIL_FIRST else _serve_singly
+    serve_one = _SERVE[order]
     for number, request in enumerate(_reporting(trace, on_progress)):
         clock.at_s = request.at_s
         keys = request.keys
@@ -214,16 +215,38 @@ def _serve_singly(
     manager.on_new_request(ctx)
     num_hits = manager.lookup(keys, ctx) or 0
     for key in storable:
-        single = [key]
-        manager.touch(single, ctx)
-        output = manager.prepare_store(single, ctx)
-        if output is not None and output.keys_to_store:
-            num_stored += 1
-            manager.complete_store(single, ctx)
+        manager.touch([key], ctx)
+        num_stored += _store_one(manager, ctx, key)
     manager.on_request_finished(ctx)
     for _ in manager.take_events():
         pass
     return num_hits, num_stored
+
+
+def _serve_untouched(
+    manager: OffloadingManager, ctx: ReqContext, keys: list[OffloadKey], storable: list[OffloadKey]
+) -> tuple[int, int]:
+    """Serve a request chunk by chunk, each as a request of its own that only stores."""
+    num_hits = manager.lookup(keys, ctx) or 0
+    num_stored = sum(_store_one(manager, ReqContext(ctx.req_id), key) for key in storable)
+    for _ in manager.take_events():
+        pass
+    return num_hits, num_stored
+
+
+def _store_one(manager: OffloadingManager, ctx: ReqContext, key: OffloadKey) -> int:
+    output = manager.prepare_store([key], ctx)
+    if output is None or not output.keys_to_store:
+        return 0
+    manager.complete_store([key], ctx)
+    return 1
+
+
+_SERVE: Final = {
+    Order.TAIL_FIRST: serve,
+    Order.ROOT_FIRST: _serve_singly,
+    Order.STORED_FIRST: _serve_untouched,
+}
 
 
 class _Tally:

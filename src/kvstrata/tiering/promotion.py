@@ -81,7 +81,8 @@ class Promotions:
             if not keys:
                 break
             promotion = Promotion(handle, view, [], [])
-            stored, slots, _, _ = self._store.reserve(keys, promotion, trail)
+            reserve = self._store.reserve if view is None else self._store.reserve_needed
+            stored, slots, _, _ = reserve(keys, promotion, trail)
             promotion.keys, promotion.slots = list(stored), list(slots)
             if stored:
                 self._waiting[promotion] = None
