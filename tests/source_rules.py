@@ -80,6 +80,8 @@ BROAD_EXCEPT: tuple[str, ...] = (
     "integrations/",
     "tiering/tier_handle.py",
     "tiers/fs/workers.py",
+    "tiers/p2p/server.py",
+    "tiers/p2p/session.py",
 )
 
 BANNED_NAME = re.compile(r"block_size|(?:^|_)utils?(?:_|$)", re.IGNORECASE)

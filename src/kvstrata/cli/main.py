@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from kvstrata.cli import bench_engine, bench_fs, bench_manager, check, demo, fs, replay
+from kvstrata.cli import bench_engine, bench_fs, bench_manager, bench_p2p, check, demo, fs, replay
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.add_typer(bench, name="bench")
 bench.command()(bench_engine.engine)
 bench.command()(bench_fs.fs)
 bench.command()(bench_manager.manager)
+bench.command()(bench_p2p.p2p)
 
 
 def main() -> None:

@@ -59,3 +59,33 @@ TIER_METRICS: Final = (
     Metric("loaded_bytes", "counter", "bytes", "payload of those"),
     Metric("failed_load_chunks", "counter", "chunks", "chunks whose load failed"),
 )
+
+# On top of TIER_METRICS.
+P2P_METRICS: Final = (
+    Metric("num_peers", "gauge", "peers", "hosts to pull from"),
+    Metric("num_peers_up", "gauge", "peers", "those that are not taken for dead"),
+    Metric("num_connections", "gauge", "connections", "accepted from peers and open"),
+    Metric("num_answers", "gauge", "chunks", "keys whose holders are known or asked for"),
+    Metric("num_answers_max", "gauge", "chunks", "limit of that"),
+    Metric("num_published", "gauge", "chunks", "chunks of this host that peers can pull"),
+    Metric("num_leased", "gauge", "chunks", "those that a peer reads now"),
+    Metric("num_parked", "gauge", "chunks", "those kept for a host that will fetch them"),
+    Metric("num_parked_max", "gauge", "chunks", "limit of that"),
+    Metric(
+        "lookup_requests", "counter", "requests", "questions sent to peers, each one round trip"
+    ),
+    Metric("corrupt_chunks", "counter", "chunks", "copies whose checksum was wrong"),
+    Metric("refused_store_chunks", "counter", "chunks", "stores: hosts pull, none is pushed to"),
+    Metric("lost_peers", "counter", "times", "a peer was taken for dead"),
+    Metric("accepted_connections", "counter", "connections", "peers that proved who they are"),
+    Metric("refused_connections", "counter", "connections", "too many were not proved yet"),
+    Metric("failed_accepts", "counter", "times", "the system could not accept"),
+    Metric("protocol_errors", "counter", "connections", "closed for what was said on them"),
+    Metric("internal_errors", "counter", "connections", "closed for a fault of our own"),
+    Metric("lookup_requests_served", "counter", "requests", "questions of peers answered"),
+    Metric("served_chunks", "counter", "chunks", "chunks sent to peers"),
+    Metric("served_bytes", "counter", "bytes", "payload of those"),
+    Metric("reused_chunks", "counter", "chunks", "left their slot while they were sent: void"),
+    Metric("requests_over_limit", "counter", "requests", "refused for a peer's rate of requests"),
+    Metric("chunks_over_limit", "counter", "chunks", "refused for a peer's leases or bytes"),
+)
