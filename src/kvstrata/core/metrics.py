@@ -45,3 +45,17 @@ PRIMARY_METRICS: Final = (
     Metric("hint_errors", "counter", "hints", "hints that were unknown or bad"),
     Metric("dropped_events", "counter", "events", "events dropped because nobody took them"),
 )
+
+# What every secondary tier's `get_stats()` holds; a tier may add to it.
+TIER_METRICS: Final = (
+    Metric("num_resident", "gauge", "chunks", "chunks that the tier knows it holds"),
+    Metric("used_bytes", "gauge", "bytes", "bytes that they take"),
+    Metric("num_jobs", "gauge", "jobs", "copies in flight"),
+    Metric("stored_chunks", "counter", "chunks", "chunks written"),
+    Metric("stored_bytes", "counter", "bytes", "payload of those"),
+    Metric("present_chunks", "counter", "chunks", "chunks not written, being there already"),
+    Metric("failed_store_chunks", "counter", "chunks", "chunks whose store failed"),
+    Metric("loaded_chunks", "counter", "chunks", "chunks read and verified"),
+    Metric("loaded_bytes", "counter", "bytes", "payload of those"),
+    Metric("failed_load_chunks", "counter", "chunks", "chunks whose load failed"),
+)
