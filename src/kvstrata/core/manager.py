@@ -165,6 +165,13 @@ class OffloadingManager(ABC):
         """Forget every chunk. Copies in flight end without effect; their slots come back then."""
 
     @abstractmethod
+    def delete(self, keys: Collection[OffloadKey], ctx: ReqContext) -> None:
+        """Forget these chunks of the request's tenant, in every tier.
+
+        A lookup after this call is a MISS; what a copy still uses is freed when the copy ends.
+        """
+
+    @abstractmethod
     def get_stats(self) -> Stats:
         """Return a snapshot of use and counters. Thread: any."""
 

@@ -1,7 +1,7 @@
 """The contract of eviction policies: a request's accesses in, admission and victims out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstrata.core.keys import OffloadKey
@@ -19,38 +19,45 @@ class Admission(NamedTuple):
     """How many of the offered keys, counted from the first, may be stored, and who leaves.
 
     `victims` are distinct, were passed by `evictable`, and none is an offered key. The policy has
-    already forgotten them; the caller must drop them.
+    already forgotten them; the caller must drop them. `is_refusal`: the policy would rather not
+    store the rest; otherwise it only found no victim.
     """
 
     num_admitted: int
     victims: Sequence[OffloadKey]
+    is_refusal: bool = False
 
 
 class RequestTrail:
     """What one request has accessed so far, in prefix order; one object per request.
 
-    The caller makes it when the request starts and passes it with every access of that request. The
-    fields above the line in `__slots__` are the caller's, `keys` and `state` are the policy's own.
+    The caller makes it when the request starts and passes it with every access of that request.
+    `keys` and `state` are the policy's own, the rest is the caller's.
 
     Attributes:
         priority: Eviction class, 0 to 100: chunks of a lower class leave first.
         key_priority: Priority of single chunks where the request gave ranges; None for most.
+            The caller may add to it.
         session: What the client knows of the session: more turns will come, or it is over.
+        pool: Share of the tier that the request's chunks count against; None for the common one.
         keys: The request's chunks from the root on, as far as the policy knows them.
         state: Whatever else the policy wants to remember of the request.
     """
 
-    __slots__ = ("key_priority", "keys", "priority", "session", "state")
+    __slots__ = ("key_priority", "keys", "pool", "priority", "session", "state")
 
     def __init__(
         self,
         priority: int = PRIORITY_DEFAULT,
         session: SessionHint | None = None,
-        key_priority: Callable[[int], int | None] | None = None,
+        key_priority: Mapping[OffloadKey, int] | None = None,
+        pool: str | None = None,
     ) -> None:
+        """Start with no keys."""
         self.priority = priority
         self.session = session
         self.key_priority = key_priority
+        self.pool = pool
         self.keys: list[OffloadKey] = []
         self.state: object = None
 
@@ -102,7 +109,7 @@ class EvictionPolicy(ABC):
         Args:
             trail: The request that offers them.
             keys: Distinct chunks in prefix order, none of them tracked. They may continue the
-                request's earlier keys.
+                request's earlier keys. No chunk of the request itself is a victim.
             num_free: Places that are free already.
             evictable: Which tracked chunks may leave in this call.
             now_s: As for `access`.
@@ -111,6 +118,15 @@ class EvictionPolicy(ABC):
             The first `num_admitted` keys are tracked from now on, with the recency of `trail`;
             `len(victims) >= num_admitted - num_free`. Fewer than `len(keys)` where the policy
             refuses the rest or finds no victim for it.
+        """
+
+    @abstractmethod
+    def choose(self, count: int, evictable: Evictable) -> Sequence[OffloadKey]:
+        """Name at most `count` tracked chunks that should leave next, the first to go first.
+
+        Nothing is forgotten and nothing learned: the caller may drop them (and then calls `remove`)
+        or only copy them elsewhere. A tree policy names children before their parents. Fewer than
+        `count` are named only where `evictable` lets no more leave.
         """
 
     @abstractmethod

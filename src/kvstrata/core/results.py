@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.request import ReqContext
@@ -17,15 +18,13 @@ class LookupResult(Enum):
     MISS = "miss"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadStoreSpec:
+class LoadStoreSpec(NamedTuple):
     """Slots of one prepared copy: `slots[i]` holds, or will hold, the i-th key."""
 
     slots: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareStoreOutput:
+class PrepareStoreOutput(NamedTuple):
     """What a store may copy.
 
     `keys_to_store` is a subset of the offered keys, in their order: those that are not there yet

@@ -1,0 +1,1 @@
+"""Eviction and admission policies, one file each."""

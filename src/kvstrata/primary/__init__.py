@@ -1,0 +1,1 @@
+"""The primary tier: host memory that the engine copies with."""

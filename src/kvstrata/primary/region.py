@@ -1,0 +1,198 @@
+"""Host memory as rows: one anonymous shared-memory region that worker processes can map."""
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self, overload
+
+from typing_extensions import override
+
+from kvstrata.core.errors import ConfigError
+from kvstrata.core.memory import ROW_ALIGNMENT, SlotView, row_bytes_for
+
+MEMORY_TABLE = Path("/proc/meminfo")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
+HUGE_PAGES: Final = (mmap.MADV_HUGEPAGE,) if hasattr(mmap, "MADV_HUGEPAGE") else ()
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Bytes that may still be taken, and what says so."""
+
+    num_bytes: int
+    where: str
+
+
+def free_host_memory() -> FreeMemory | None:
+    """Return the tighter of the machine's and the control group's free memory; None if unknown."""
+    found: list[FreeMemory] = []
+    try:
+        found += [
+            FreeMemory(int(line.split()[1]) * 1024, f"MemAvailable in {MEMORY_TABLE}")
+            for line in MEMORY_TABLE.read_text().splitlines()
+            if line.startswith("MemAvailable:")
+        ]
+        limit = CGROUP_LIMIT.read_text().strip()
+        if limit != "max":
+            used = int(CGROUP_USE.read_text())
+            found.append(FreeMemory(max(0, int(limit) - used), str(CGROUP_LIMIT)))
+    except (OSError, ValueError):
+        pass  # not Linux, or no control group: what was found so far counts
+    return min(found, key=lambda free: free.num_bytes, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionHandle:
+    """What another process of the same user needs to map the region; it may be pickled."""
+
+    pid: int
+    fd: int
+    num_slots: int
+    chunk_bytes: int
+
+
+class HostRegion(SlotView):
+    """Rows of host memory, `chunk_bytes` payload each, every row on a 4096-byte boundary.
+
+    The memory is anonymous (`memfd_create`): it has no name that could leak, and goes when the last
+    process that maps it ends. Pages are taken when they are first written.
+    """
+
+    def __init__(self, fd: int, num_slots: int, chunk_bytes: int) -> None:
+        """Map an open memory file of the right size; the region owns the descriptor from now on."""
+        self._fd = fd
+        self._num_slots = num_slots
+        self._chunk_bytes = chunk_bytes
+        self._row_bytes = row_bytes_for(chunk_bytes)
+        self._memory = mmap.mmap(fd, self.reserved_bytes)
+        self._view = memoryview(self._memory)
+
+    @classmethod
+    def create(
+        cls,
+        num_slots: int,
+        chunk_bytes: int,
+        *,
+        advice: Sequence[int] = (),
+        free_memory: Callable[[], FreeMemory | None] = free_host_memory,
+    ) -> Self:
+        """Reserve a region.
+
+        Args:
+            num_slots: Rows, at least 1.
+            chunk_bytes: Payload of a row, at least 1.
+            advice: Advice for the kernel (`madvise`), such as `HUGE_PAGES`.
+            free_memory: Says how much may be taken; None where that is unknown.
+
+        Raises:
+            ConfigError: More than the host has free, or nothing at all. Nothing was allocated.
+        """
+        if num_slots < 1 or chunk_bytes < 1:
+            raise ConfigError(
+                "primary", f"{num_slots} chunks of {chunk_bytes} bytes hold nothing at all"
+            )
+        needed_bytes = num_slots * row_bytes_for(chunk_bytes)
+        free = free_memory()
+        if free is not None and needed_bytes > free.num_bytes:
+            raise ConfigError(
+                "primary",
+                f"requested {needed_bytes} bytes of host memory ({num_slots} chunks of "
+                f"{chunk_bytes} bytes), only {free.num_bytes} are free ({free.where}); "
+                "lower primary.num_chunks or primary.bytes",
+            )
+        fd = os.memfd_create("kvstrata", os.MFD_CLOEXEC)
+        os.ftruncate(fd, needed_bytes)
+        region = cls(fd, num_slots, chunk_bytes)
+        for option in advice:
+            region.memory_map.madvise(option)
+        return region
+
+    @classmethod
+    def attach(cls, handle: RegionHandle) -> Self:
+        """Map the region of another process of the same user.
+
+        Raises:
+            OSError: That process ended or is another user's.
+        """
+        fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC)
+        return cls(fd, handle.num_slots, handle.chunk_bytes)
+
+    @property
+    @override
+    def num_slots(self) -> int:
+        return self._num_slots
+
+    @property
+    @override
+    def chunk_bytes(self) -> int:
+        return self._chunk_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from one row to the next: `chunk_bytes` rounded up to 4096."""
+        return self._row_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Address space of the region; memory is taken as rows are written."""
+        return self._num_slots * self._row_bytes
+
+    @property
+    def memory(self) -> memoryview:
+        """The whole region, `num_slots * row_bytes` bytes: what a copier pins or registers."""
+        return self._view
+
+    @property
+    def memory_map(self) -> mmap.mmap:
+        """The mapping itself, for advice to the kernel."""
+        return self._memory
+
+    @property
+    def handle(self) -> RegionHandle:
+        """What `attach` needs in another process; good while this region is open."""
+        return RegionHandle(os.getpid(), self._fd, self._num_slots, self._chunk_bytes)
+
+    @override
+    def __len__(self) -> int:
+        return self._num_slots
+
+    @overload
+    def __getitem__(self, slot: int, /) -> memoryview: ...
+    @overload
+    def __getitem__(self, slot: slice, /) -> Sequence[memoryview]: ...
+    @override
+    def __getitem__(self, slot: int | slice, /) -> memoryview | Sequence[memoryview]:
+        if isinstance(slot, slice):
+            return [self[i] for i in range(*slot.indices(self._num_slots))]
+        start = self._start(slot)
+        return self._view[start : start + self._chunk_bytes]
+
+    @override
+    def row(self, slot: int, /) -> memoryview:
+        start = self._start(slot)
+        return self._view[start : start + self._row_bytes]
+
+    def _start(self, slot: int) -> int:
+        if not 0 <= slot < self._num_slots:
+            raise IndexError(f"slot {slot} is not in 0..{self._num_slots - 1}")
+        return slot * self._row_bytes
+
+    def close(self) -> None:
+        """Give the memory back; a second call does nothing.
+
+        Views that others still hold keep their pages until they are dropped.
+        """
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+        self._fd = -1
+        self._view.release()
+        with suppress(BufferError):  # held views keep the pages until the last of them goes
+            self._memory.close()
+
+
+assert mmap.PAGESIZE % ROW_ALIGNMENT == 0
