@@ -1,0 +1,115 @@
+"""Loads: objects into slots, verified, hedged where asked, never past their deadline."""
+
+from functools import partial
+from math import inf
+
+import numpy as np
+
+from kvstrata.core.errors import CorruptChunkError
+from kvstrata.core.events import EventKind, RemovalReason
+from kvstrata.core.results import LoadJob
+from kvstrata.tiers.chunk_format import HEADER_BYTES, verify_chunk
+from kvstrata.tiers.jobs import Outcome
+from kvstrata.tiers.object.board import Board, Copy, CopyState
+from kvstrata.tiers.object.client import RETRIED, FailureKind, ObjectStoreError
+from kvstrata.tiers.object.removal import Removals
+from kvstrata.tiers.object.workers import Lane
+
+
+class Loads:
+    """Copies from the store into slots."""
+
+    def __init__(self, board: Board, removals: Removals) -> None:
+        self._board = board
+        self._removals = removals
+
+    def submit(self, job: LoadJob) -> None:
+        """Queue a job's chunks. The caller holds the lock."""
+        board = self._board
+        hints = job.req_context.hints if job.req_context else None
+        wait_s = inf if hints is None or hints.max_wait_s is None else hints.max_wait_s
+        deadline_s = board.env.clock.now_s() + min(board.settings.load_timeout_s, wait_s)
+        copies = [
+            Copy(job, key, board.path_of(key), slot, deadline_s)
+            for key, slot in zip(job.keys, job.slots, strict=False)
+        ]
+        board.open(job, copies)
+        for copy in copies:
+            if board.is_leaving(copy.path):
+                board.settle(copy, Outcome.FAILED)
+            else:
+                board.pool.submit(Lane.LOAD, partial(self._load, copy))
+
+    def _load(self, copy: Copy, *, is_hedge: bool = False) -> None:
+        """Try one time, on a worker."""
+        board = self._board
+        with board.lock:
+            if copy.state is not CopyState.WAITING or (is_hedge and not copy.num_running):
+                return
+            copy.num_running += 1
+            if is_hedge:
+                board.counters["hedged_loads"] += 1
+            else:
+                copy.num_tries += 1
+        if board.settings.hedge_after_s is not None and not is_hedge:
+            hedge = partial(self._load, copy, is_hedge=True)
+            board.pool.submit(Lane.LOAD, hedge, max(board.settings.hedge_after_s, 1e-6))
+        with board.guarding(copy):
+            try:
+                body = board.client.read(copy.path, board.object_bytes)
+            except ObjectStoreError as error:
+                self._failed(copy, error)
+                return
+            with board.lock:
+                board.answered()
+                copy.num_running -= 1
+                if copy.state is not CopyState.WAITING:
+                    return  # given up, or the other one of a hedged pair was sooner
+                copy.state = CopyState.LANDING
+                board.counters["hedges_won"] += is_hedge
+            self._land(copy, body)
+
+    def _land(self, copy: Copy, body: memoryview) -> None:
+        board = self._board
+        payload = board.slots[copy.slot]
+        # numpy copies without holding the interpreter's lock.
+        np.frombuffer(payload, np.uint8)[:] = np.frombuffer(body, np.uint8)[HEADER_BYTES:]
+        try:  # what has arrived in the slot is checked, so that the copy is covered as well
+            header = verify_chunk(body, payload, copy.key, board.digest, board.env.name)
+        except CorruptChunkError:
+            with board.lock:
+                self._removals.remove([copy.path], RemovalReason.CORRUPT)
+                board.settle(copy, Outcome.CORRUPT)
+            return
+        with board.lock:
+            if header.expires_at_s <= board.env.clock.wall_s():
+                self._removals.remove([copy.path], RemovalReason.EXPIRED)
+                board.settle(copy, Outcome.FAILED)
+                return
+            board.note(copy.path, header.expires_at_s)
+            board.settle(copy, Outcome.ARRIVED)
+
+    def _failed(self, copy: Copy, error: ObjectStoreError) -> None:
+        board = self._board
+        is_absent = error.kind is FailureKind.NOT_FOUND
+        if not is_absent and error.kind is not FailureKind.WRONG_SIZE:
+            board.failed(error, "loading")
+        with board.lock:
+            copy.num_running -= 1
+            if copy.state is not CopyState.WAITING:
+                return
+            if error.kind is FailureKind.WRONG_SIZE:
+                self._removals.remove([copy.path], RemovalReason.CORRUPT)
+                board.settle(copy, Outcome.CORRUPT)
+            elif is_absent:
+                if board.forget(copy.path):
+                    board.say(EventKind.REMOVED, [copy.path], RemovalReason.EXTERNAL)
+                board.settle(copy, Outcome.FAILED)
+            elif copy.num_running:
+                return  # the other one of a hedged pair is still reading
+            elif error.kind in RETRIED and copy.num_tries < board.settings.num_tries:
+                board.counters["retries"] += 1
+                delay_s = board.backoff_s(copy.num_tries)
+                board.pool.submit(Lane.LOAD, partial(self._load, copy), delay_s)
+            else:
+                board.settle(copy, Outcome.FAILED)

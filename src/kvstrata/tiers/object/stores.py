@@ -1,0 +1,128 @@
+"""Stores: slots into objects, written one time, within the cap."""
+
+from functools import partial
+from typing import Final
+
+from kvstrata.core.events import EventKind
+from kvstrata.core.results import StoreJob
+from kvstrata.tiers.chunk_format import KEY_BYTES_MAX, NEVER_S, encode_header
+from kvstrata.tiers.jobs import Outcome
+from kvstrata.tiers.object.board import Board, Copy, CopyState
+from kvstrata.tiers.object.client import RETRIED, ObjectStoreError
+from kvstrata.tiers.object.index import Entry
+from kvstrata.tiers.object.removal import POSTPONE_S, Removals
+from kvstrata.tiers.object.workers import Lane
+
+_ROOM_WAIT_S: Final = 0.5
+
+
+class Stores:
+    """Copies from slots into the store."""
+
+    def __init__(self, board: Board, removals: Removals) -> None:
+        self._board = board
+        self._removals = removals
+
+    def submit(self, job: StoreJob) -> None:
+        """Queue a job's chunks, and refuse those that find the queue full. Holds the lock."""
+        board = self._board
+        settings = board.settings
+        deadline_s = board.env.clock.now_s() + settings.store_timeout_s
+        expiries = job.expires_at_s or [NEVER_S] * len(job.keys)
+        num_free = settings.num_queued_stores_max - board.storing.total()
+        copies = [
+            Copy(job, key, board.path_of(key), slot, deadline_s, expires_at_s)
+            for key, slot, expires_at_s in zip(job.keys, job.slots, expiries, strict=False)
+        ]
+        board.open(job, copies)
+        for i, copy in enumerate(copies):
+            if settings.read_only or i >= num_free or len(copy.key) > KEY_BYTES_MAX:
+                board.counters["dropped_stores"] += 1
+                board.settle(copy, Outcome.REFUSED)
+            else:
+                board.pool.submit(Lane.STORE, partial(self._store, copy))
+
+    def _store(self, copy: Copy) -> None:
+        """Try one time, on a worker."""
+        board = self._board
+        with board.guarding(copy):
+            with board.lock:
+                victims = self._begin(copy)
+            if copy.state is not CopyState.LANDING:
+                return
+            error, is_written = None, False
+            try:
+                if victims:
+                    self._removals.evict(victims)
+                is_written = self._write(copy)
+            except ObjectStoreError as failure:
+                error = failure
+                board.failed(error, "storing")
+            finally:
+                with board.lock:
+                    board.writing.discard(copy.path)
+                    board.index.reserved_bytes -= board.object_bytes
+                    board.changed.notify_all()
+            with board.lock:
+                if error is None:
+                    self._written(copy, is_written=is_written)
+                elif copy.state is CopyState.LANDING:
+                    self._failed(copy, error)
+
+    def _begin(self, copy: Copy) -> dict[str, Entry]:
+        """Reserve room, and let the copy land if it has something to write; return who leaves."""
+        board = self._board
+        while copy.state is CopyState.WAITING:
+            if copy.path in board.writing or board.is_leaving(copy.path):
+                board.pool.submit(Lane.STORE, partial(self._store, copy), POSTPONE_S)
+                return {}
+            entry = board.index.get(copy.path)
+            if entry and entry.is_verified and entry.expires_at_s > board.env.clock.wall_s():
+                board.settle(copy, Outcome.PRESENT)
+                return {}
+            victims: dict[str, Entry] = {}
+            if not board.index.fits(board.object_bytes) and not board.index.leaving_bytes:
+                victims = board.index.make_room(board.object_bytes, self._may_leave)
+            if victims or board.index.fits(board.object_bytes):
+                board.writing.add(copy.path)
+                board.index.reserved_bytes += board.object_bytes
+                copy.state = CopyState.LANDING
+                copy.num_tries += 1
+                return victims
+            if not (board.index.leaving_bytes or board.index.reserved_bytes):
+                board.counters["dropped_stores"] += 1
+                board.settle(copy, Outcome.REFUSED)
+                return {}
+            board.changed.wait(_ROOM_WAIT_S)  # others on their way out, or in, decide
+        return {}
+
+    def _may_leave(self, path: str) -> bool:
+        return path not in self._board.loading and path not in self._board.writing
+
+    def _write(self, copy: Copy) -> bool:
+        board = self._board
+        payload = board.slots[copy.slot]
+        header = encode_header(copy.key, payload, board.digest, copy.expires_at_s)
+        return board.client.create(copy.path, (header, payload))
+
+    def _written(self, copy: Copy, *, is_written: bool) -> None:
+        board = self._board
+        board.answered()
+        is_void = board.is_leaving(copy.path)
+        # What was there already is known to exist, but not yet to be whole.
+        board.note(copy.path, copy.expires_at_s, is_verified=is_written)
+        if is_written and not is_void:
+            board.say(EventKind.STORED, [copy.path], None)
+        outcome = Outcome.ARRIVED if is_written else Outcome.PRESENT
+        board.settle(copy, Outcome.FAILED if is_void else outcome)
+
+    def _failed(self, copy: Copy, error: ObjectStoreError) -> None:
+        board = self._board
+        is_late = board.env.clock.now_s() >= copy.deadline_s
+        if error.kind in RETRIED and copy.num_tries < board.settings.num_tries and not is_late:
+            copy.state = CopyState.WAITING
+            board.counters["retries"] += 1
+            delay_s = board.backoff_s(copy.num_tries)
+            board.pool.submit(Lane.STORE, partial(self._store, copy), delay_s)
+        else:
+            board.settle(copy, Outcome.FAILED)
