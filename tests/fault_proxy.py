@@ -1,7 +1,5 @@
 """A proxy between an object tier and a real S3 server that breaks what passes, on demand."""
 
-from __future__ import annotations
-
 import re
 import socket
 import struct
@@ -10,10 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from tests.s3_server import S3Server
 
+EVERY_METHOD = frozenset({"GET", "PUT", "CREATE", "PROBE", "POST", "DELETE", "LIST", "HEAD"})
+
+_POLL_S = 0.002
+_NUM_POLLS_MAX = 10_000
 _NO_BODY = frozenset({204, 304})
 
 
@@ -22,9 +24,10 @@ class Faults:
     """What is broken, until it is set back; `methods` says for which requests.
 
     Attributes:
-        methods: HTTP methods that are broken; a probe is a GET with a range, and counts as "PROBE".
+        methods: HTTP methods that are broken. A GET of a part counts as "PROBE", of a listing as
+            "LIST", a PUT of what must be absent as "CREATE".
         status: Answered instead of asking the server.
-        code: The S3 error code that goes with it.
+        code: The S3 error code that goes with it, and `region` where the bucket is said to be.
         num_left: How many more requests are broken; None: all.
         reset_after: Reset the connection after so many bytes of the answer's body.
         slow_bytes: Send that many bytes of the answer and then nothing more.
@@ -33,9 +36,10 @@ class Faults:
         flip: Flip one bit in the middle of the body.
     """
 
-    methods: frozenset[str] = frozenset({"GET", "PUT", "PROBE", "POST", "DELETE", "LIST"})
+    methods: frozenset[str] = EVERY_METHOD
     status: int | None = None
     code: str = "SlowDown"
+    region: str = ""
     num_left: int | None = None
     reset_after: int | None = None
     slow_bytes: int | None = None
@@ -46,9 +50,10 @@ class Faults:
 
 @dataclass(slots=True)
 class Seen:
-    """What passed: requests by method, and the most that were open at one time."""
+    """What passed: requests by method and in order, and the most that were open at one time."""
 
     requests: Counter[str] = field(default_factory=Counter)
+    order: list[str] = field(default_factory=list)
     num_open: int = 0
     num_open_max: int = 0
 
@@ -99,8 +104,18 @@ class FaultProxy:
     def heal(self) -> None:
         self.faults = Faults()
 
-    def settings(self, prefix: str, **more: Any) -> dict[str, Any]:
+    def settings(self, prefix: str, **more: object) -> dict[str, Any]:
         return self.address.settings(prefix, **more)
+
+    def wait_until_open(self, count: int) -> None:
+        """Wait until so many requests are open at one time; fail if that does not come."""
+        pause = threading.Event()
+        for _ in range(_NUM_POLLS_MAX):
+            with self._lock:
+                if self.seen.num_open >= count:
+                    return
+            pause.wait(_POLL_S)
+        raise AssertionError(f"{self.seen.num_open} requests are open instead of {count}")
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -130,14 +145,14 @@ class FaultProxy:
         kind = _kind(head)
         with self._lock:
             self.seen.requests[kind] += 1
+            self.seen.order.append(kind)
             self.seen.num_open += 1
             self.seen.num_open_max = max(self.seen.num_open_max, self.seen.num_open)
         try:
             self._pass.wait()
             faults = self._faults_for(kind)
             if faults is not None and faults.status is not None:
-                xml = f"<Error><Code>{faults.code}</Code></Error>".encode()
-                client.sendall(_answer_head(faults.status, len(xml)) + xml)
+                client.sendall(_refusal(faults.status, faults.code, faults.region))
                 return True
             answer_head, answer = self._ask(head, body)
             if faults is not None:
@@ -190,7 +205,7 @@ class FaultProxy:
         return not faults.truncate or faults.shorten
 
 
-def _read_head(reader: Any) -> bytes:
+def _read_head(reader: BinaryIO) -> bytes:
     lines = []
     while (line := reader.readline()) not in {b"\r\n", b""}:
         lines.append(line)
@@ -208,6 +223,8 @@ def _kind(head: bytes) -> str:
         return "LIST"
     if method == b"GET" and re.search(rb"(?im)^range:", head):
         return "PROBE"
+    if method == b"PUT" and re.search(rb"(?im)^if-none-match:", head):
+        return "CREATE"
     return method.decode()
 
 
@@ -219,7 +236,7 @@ def _kept_alive(head: bytes) -> bytes:
     return re.sub(rb"(?im)^connection: close\r\n", b"", head)
 
 
-def _unchunked(head: bytes, reader: Any) -> tuple[bytes, bytes]:
+def _unchunked(head: bytes, reader: BinaryIO) -> tuple[bytes, bytes]:
     body = b""
     while size := int(reader.readline().split(b";")[0], 16):
         body += reader.read(size)
@@ -228,8 +245,10 @@ def _unchunked(head: bytes, reader: Any) -> tuple[bytes, bytes]:
     return _kept_alive(head[:-2] + b"Content-Length: %d\r\n\r\n" % len(body)), body
 
 
-def _answer_head(status: int, length: int) -> bytes:
-    return b"HTTP/1.1 %d Fault\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n" % (
+def _refusal(status: int, code: str, region: str) -> bytes:
+    body = f"<Error><Code>{code}</Code><Region>{region}</Region></Error>".encode()
+    return b"HTTP/1.1 %d Fault\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n%b" % (
         status,
-        length,
+        len(body),
+        body,
     )

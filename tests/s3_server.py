@@ -1,10 +1,7 @@
 """A real S3 server for tests: SeaweedFS on loopback, started and stopped here."""
 
-from __future__ import annotations
-
 import json
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -54,7 +51,7 @@ class S3Server(NamedTuple):
     def endpoint(self) -> str:
         return f"http://{self.host}:{self.port}"
 
-    def settings(self, prefix: str, **more: Any) -> dict[str, Any]:
+    def settings(self, prefix: str, **more: object) -> dict[str, Any]:
         return {
             "url": f"s3://{BUCKET}/{prefix}",
             "endpoint": self.endpoint,
@@ -127,14 +124,17 @@ class SeaweedFs:
                 pause.wait(_POLL_S)
             else:
                 return
-        self.stop()
+        self.__exit__()
         pytest.fail(f"SeaweedFS did not start: {(self._folder / 'log').read_bytes()[-2000:]!r}")
 
     def _request(self, url: str, method: str = "GET") -> None:
         with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5):
             pass
 
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
+    def __enter__(self) -> S3Server:
+        return self.server
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
         self._process.wait()
         self._log.close()

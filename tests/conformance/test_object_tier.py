@@ -1,11 +1,8 @@
-"""The object tier keeps what every tier promises: in memory, in a directory, on a real S3 server."""
-
-from __future__ import annotations
+"""The object tier keeps what all tiers promise: in memory, in a directory, on a real S3 server."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typing_extensions import override
@@ -18,11 +15,11 @@ from tests.s3_server import SeaweedFs
 
 pytest.importorskip("obstore")
 
-from kvstrata.tiers.object.tier import ObjectTier  # noqa: E402
+from kvstrata.tiers.object.tier import ObjectTier
 
 
 class ObjectTierSuite(SecondaryTierSuite):
-    def open(self, slots: SlotView, **settings: Any) -> ObjectTier:
+    def open(self, slots: SlotView, **settings: object) -> ObjectTier:
         env = TierEnv(name="object", namespace="suite", clock=self.clock, path="tiers[0]")
         return ObjectTier(slots, env=env, **settings)
 
@@ -47,17 +44,13 @@ class TestInADirectory(ObjectTierSuite):
 
 @pytest.mark.slow
 class TestOnS3(ObjectTierSuite):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def proxy(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
-        weed = SeaweedFs(tmp_path_factory.mktemp("weed"))
-        with FaultProxy(weed.server) as proxy:
-            yield proxy
-        weed.stop()
+    proxy: FaultProxy
 
-    @pytest.fixture(autouse=True)
-    def _proxy(self, proxy: FaultProxy) -> None:
-        self.proxy = proxy
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _serve(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        with SeaweedFs(tmp_path_factory.mktemp("weed")) as server, FaultProxy(server) as cls.proxy:
+            yield
 
     @override
     def make_tier(self, slots: SlotView, tmp_path: Path) -> SecondaryTierManager:

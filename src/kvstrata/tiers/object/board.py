@@ -1,7 +1,6 @@
 """What the parts of an object tier share, under one lock that is never held across a request."""
 
 import heapq
-import logging
 import random
 import threading
 import time
@@ -22,34 +21,21 @@ from kvstrata.core.results import StoreJob
 from kvstrata.core.tier import TierEnv
 from kvstrata.tiers.chunk_format import HEADER_BYTES, NEVER_S, digest_namespace
 from kvstrata.tiers.jobs import Job, JobBook, Outcome
-from kvstrata.tiers.object.client import FailureKind, ObjectClient, ObjectStoreError
+from kvstrata.tiers.object.client import ObjectClient, ObjectStoreError
+from kvstrata.tiers.object.health import Health
 from kvstrata.tiers.object.index import Entry, Index
 from kvstrata.tiers.object.settings import ObjectSettings
-from kvstrata.tiers.object.workers import WorkerPool
+from kvstrata.tiers.object.workers import Lane, WorkerPool
 
-logger = logging.getLogger("kvstrata.object")
-
+_STORE_SHARE: Final = 0.75  # of all requests at one time, so that loads find a place beside them
 HEX_KEY_BYTES_MAX: Final = 100  # longer keys are named by their hash
-LOG_AGAIN_S: Final = 60.0
 
 COUNTERS: Final = (
-    *("retries", "throttled", "timeouts", "unavailable", "denied", "other_failures"),
-    *("expired_loads", "expired_stores", "hedged_loads", "hedges_won"),
+    *("retries", "expired_loads", "expired_stores", "hedged_loads", "hedges_won"),
     *("probes", "probe_hits", "probe_misses", "probe_unknown", "lookup_timeouts"),
     *("dropped_lookups", "dropped_stores", "external_chunks", "corrupt_objects"),
     *("evicted_chunks", "expired_chunks", "deleted_chunks", "failed_deletes"),
 )
-_COUNTED_AS: Final = {
-    FailureKind.THROTTLED: "throttled",
-    FailureKind.TIMEOUT: "timeouts",
-    FailureKind.SERVER_ERROR: "unavailable",
-    FailureKind.UNREACHABLE: "unavailable",
-    FailureKind.CONNECTION: "unavailable",
-    FailureKind.DENIED: "denied",
-    FailureKind.UNKNOWN_KEY: "denied",
-    FailureKind.BAD_SIGNATURE: "denied",
-    FailureKind.NO_CREDENTIALS: "denied",
-}
 _REMOVED_AS: Final = {
     RemovalReason.EVICTED: "evicted_chunks",
     RemovalReason.EXPIRED: "expired_chunks",
@@ -87,22 +73,25 @@ class Copy:
         return isinstance(self.job, StoreJob)
 
 
+def _make_pool(name: str, settings: ObjectSettings, object_bytes: int) -> WorkerPool:
+    num_payloads_max = settings.inflight_bytes_max // object_bytes
+    num_stores_max = int(_STORE_SHARE * min(settings.num_requests_max, num_payloads_max))
+    bounds = {Lane.STORE: max(1, num_stores_max)}
+    return WorkerPool(name, settings.num_requests_max, num_payloads_max, bounds)
+
+
 class Board:
     """Jobs, known objects, counters and events. `lock` guards all of it, the index included."""
 
     def __init__(
-        self,
-        slots: SlotView,
-        env: TierEnv,
-        settings: ObjectSettings,
-        client: ObjectClient,
-        pool: WorkerPool,
+        self, slots: SlotView, env: TierEnv, settings: ObjectSettings, client: ObjectClient
     ) -> None:
-        self.slots, self.env, self.settings = slots, env, settings
-        self.client, self.pool = client, pool
+        self.slots, self.env, self.settings, self.client = slots, env, settings, client
+        self.pool = _make_pool(env.name, settings, self.object_bytes)
         self.lock = threading.RLock()
         self.index = Index(settings.num_known_max, settings.max_bytes)
         self.jobs = JobBook(slots.chunk_bytes)
+        self.health = Health()
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.events: list[OffloadingEvent] = []
         self.digest = digest_namespace(env.namespace)
@@ -119,21 +108,12 @@ class Board:
         self._copies: dict[JobId, list[Copy]] = {}
         self._deadlines: list[tuple[float, int, Copy]] = []  # a heap
         self._order = count()
-        self._failing: FailureKind | None = None
-        self._logged_s: dict[FailureKind, float] = {}
         self._random = random.Random()
 
     @property
     def object_bytes(self) -> int:
         """Bytes of one object."""
         return HEADER_BYTES + self.slots.chunk_bytes
-
-    @property
-    def state(self) -> str:
-        """How the store is doing, in words of `Stats.state`."""
-        if self.is_closed:
-            return "closed"
-        return _COUNTED_AS.get(self._failing, "failing") if self._failing else "ok"
 
     def path_of(self, key: OffloadKey) -> str:
         """Return the path of a chunk's object below the URL."""
@@ -246,19 +226,9 @@ class Board:
             self.events.append(OffloadingEvent(kind, keys, self.env.name, reason))
 
     def failed(self, error: ObjectStoreError, doing: str) -> None:
-        """Count a failure, and log it unless its kind was logged within a minute."""
+        """Note that a request failed."""
         with self.lock:
-            self.counters[_COUNTED_AS.get(error.kind, "other_failures")] += 1
-            self._failing = error.kind
-            now_s = time.monotonic()
-            if now_s - self._logged_s.get(error.kind, -inf) < LOG_AGAIN_S:
-                return
-            self._logged_s[error.kind] = now_s
-        logger.warning("%s, while %s; not logged again for %.0f s", error, doing, LOG_AGAIN_S)
-
-    def answered(self) -> None:
-        """Note that the store did what it was asked."""
-        self._failing = None
+            self.health.failed(error, doing)
 
     def backoff_s(self, num_tries: int) -> float:
         """Return a random pause before the next try."""

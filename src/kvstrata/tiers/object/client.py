@@ -147,7 +147,7 @@ class ObjectClient:
         """
         self.is_conditional = True  # the store honours "only if absent"; the start-up probe sees
         self._tier = tier
-        self._store: Any = _open_store(settings, path)
+        self._store: Any = open_store(settings, path)
 
     def create(self, path: str, parts: Sequence[bytes | memoryview]) -> bool:
         """Write an object of these parts, in one request, unless it is there; say whether written.
@@ -226,7 +226,7 @@ class ObjectClient:
             raise sort_failure(self._tier, error) from None
 
 
-def _open_store(settings: ObjectSettings, path: str) -> object:
+def open_store(settings: ObjectSettings, path: str) -> object:
     """Return obstore's client; its own repetition is off, since this tier repeats, and counts."""
     config = {name: secret.reveal() for name, secret in settings.options.items()}
     if settings.scheme == "s3":

@@ -103,13 +103,14 @@ class Index:
         over_bytes = self.used_bytes + self.reserved_bytes + num_bytes - self.max_bytes
         if over_bytes <= 0:
             return victims
-        wanted_bytes = over_bytes + int(self.max_bytes * _SPARE_SHARE)
+        most_bytes = over_bytes + int(self.max_bytes * _SPARE_SHARE)
+        freed_bytes = 0
         for path, entry in self._entries.items():
-            if wanted_bytes <= 0:
+            if freed_bytes >= over_bytes and freed_bytes + entry.num_bytes > most_bytes:
                 break
             if may_leave(path):
                 victims[path] = entry
-                wanted_bytes -= entry.num_bytes
+                freed_bytes += entry.num_bytes
         for path in victims:
             self.forget(path)
         self.leaving_bytes += sum(entry.num_bytes for entry in victims.values())

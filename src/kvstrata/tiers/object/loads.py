@@ -61,7 +61,7 @@ class Loads:
                 self._failed(copy, error)
                 return
             with board.lock:
-                board.answered()
+                board.health.answered()
                 copy.num_running -= 1
                 if copy.state is not CopyState.WAITING:
                     return  # given up, or the other one of a hedged pair was sooner

@@ -127,7 +127,7 @@ class Lookups:
     def _found(self, probe: _Probe, header: ChunkHeader) -> None:
         board = self._board
         with board.lock:
-            board.answered()
+            board.health.answered()
             self._end(probe)
             if header.expires_at_s <= board.env.clock.wall_s():
                 board.counters["probe_misses"] += 1
@@ -149,7 +149,7 @@ class Lookups:
             return
         if error.kind is FailureKind.NOT_FOUND:
             with board.lock:
-                board.answered()
+                board.health.answered()
                 board.counters["probe_misses"] += 1
                 if board.forget(probe.path):
                     board.say(EventKind.REMOVED, [probe.path], RemovalReason.EXTERNAL)

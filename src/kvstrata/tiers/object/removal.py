@@ -107,7 +107,7 @@ class Removals:
                 board.leaving.difference_update(doomed.paths)
             return
         with board.lock:
-            board.answered()
+            board.health.answered()
             board.leaving.difference_update(doomed.paths)
             board.say(EventKind.REMOVED, doomed.told, doomed.reason)
 

@@ -107,7 +107,7 @@ class Stores:
 
     def _written(self, copy: Copy, *, is_written: bool) -> None:
         board = self._board
-        board.answered()
+        board.health.answered()
         is_void = board.is_leaving(copy.path)
         # What was there already is known to exist, but not yet to be whole.
         board.note(copy.path, copy.expires_at_s, is_verified=is_written)

@@ -26,9 +26,6 @@ from kvstrata.tiers.object.removal import Removals
 from kvstrata.tiers.object.settings import ObjectSettings
 from kvstrata.tiers.object.startup import probe_store
 from kvstrata.tiers.object.stores import Stores
-from kvstrata.tiers.object.workers import Lane, WorkerPool
-
-_STORE_SHARE = 0.75  # of all requests at one time, so that a load never waits for stores to end
 
 
 class ObjectTier(SecondaryTierManager):
@@ -46,35 +43,24 @@ class ObjectTier(SecondaryTierManager):
         env: TierEnv = DEFAULT_ENV,
         **settings: Any,  # noqa: ANN401
     ) -> None:
-        """Open the store and look whether it can be used.
-
-        Args:
-            slots: The primary's bytes.
-            env: Name, namespace, clock and path of the settings.
-            **settings: Those of `ObjectSettings`.
+        """Open the store and look whether it can be used. `settings`: see `ObjectSettings`.
 
         Raises:
             ConfigError: A setting is wrong or the store can't be used; the text names the setting.
         """
         parsed = parse_settings(ObjectSettings, settings, env.path)
-        object_bytes = HEADER_BYTES + slots.chunk_bytes
-        parsed.check(object_bytes, env.path)
-        num_payloads_max = parsed.inflight_bytes_max // object_bytes
+        parsed.check(HEADER_BYTES + slots.chunk_bytes, env.path)
         client = ObjectClient(parsed, env.name, env.path)
         probe_store(client, parsed, env.path)
-        num_stores_max = max(1, int(_STORE_SHARE * min(parsed.num_requests_max, num_payloads_max)))
-        self._pool = WorkerPool(
-            env.name, parsed.num_requests_max, num_payloads_max, {Lane.STORE: num_stores_max}
-        )
         self.is_persistent = parsed.scheme != "memory"
-        self._board = Board(slots, env, parsed, client, self._pool)
+        self._board = Board(slots, env, parsed, client)
         self._removals = Removals(self._board)
         self._inventory = Inventory(self._board, self._removals)
         self._lookups = Lookups(self._board, self._removals)
         self._loads = Loads(self._board, self._removals)
         self._stores = Stores(self._board, self._removals)
         # Also at the interpreter's exit, before it is too late for threads to come back.
-        self._close_pool = weakref.finalize(self, self._pool.close, parsed.request_timeout_s + 1.0)
+        weakref.finalize(self, self._board.pool.close, parsed.request_timeout_s + 1.0)
 
     @classmethod
     @override
@@ -163,7 +149,7 @@ class ObjectTier(SecondaryTierManager):
                 "num_queued_loads": board.loading.total(),
                 "num_lookups": self._lookups.num_waiting(),
                 "num_lookups_max": board.settings.num_lookups_max,
-                "num_requests": self._pool.num_running(),
+                "num_requests": board.pool.num_running(),
                 "num_requests_max": board.settings.num_requests_max,
             }
             if board.settings.max_bytes is None:
@@ -175,9 +161,9 @@ class ObjectTier(SecondaryTierManager):
                 gauges["is_counted"] = self._inventory.is_known
             return Stats(
                 gauges=gauges,
-                counters={**board.jobs.counters, **board.counters},
+                counters={**board.jobs.counters, **board.counters, **board.health.counters},
                 jobs=board.jobs.snapshot(board.env.name, board.env.clock.now_s()),
-                state=board.state,
+                state="closed" if board.is_closed else board.health.state,
                 notes={"capacity": owner, "url": board.settings.url},
             )
 
@@ -191,7 +177,7 @@ class ObjectTier(SecondaryTierManager):
             board.is_closed = True
             for copy in board.open_copies():
                 board.settle(copy, Outcome.FAILED)
-        self._pool.close(0.1)
+        board.pool.close(0.1)
         return stuck
 
     def check(self) -> None:
