@@ -29,7 +29,7 @@ class Faults:
         status: Answered instead of asking the server.
         code: The S3 error code that goes with it, and `region` where the bucket is said to be.
         num_left: How many more requests are broken; None: all.
-        reset_after: Reset the connection after so many bytes of the answer's body.
+        reset_after: Reset the connection after so many bytes of the answer.
         slow_bytes: Send that many bytes of the answer and then nothing more.
         truncate: Cut so many bytes off the body, and off its announced length with `shorten`.
         shorten: The announced length is that of the cut body.
@@ -194,7 +194,7 @@ class FaultProxy:
             if faults.shorten:
                 head = re.sub(rb"(?i)content-length: *\d+", b"Content-Length: %d" % len(body), head)
         if faults.reset_after is not None:
-            client.sendall(head + body[: faults.reset_after])
+            client.sendall((head + body)[: faults.reset_after])
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
         if faults.slow_bytes is not None:

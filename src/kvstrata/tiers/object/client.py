@@ -1,5 +1,6 @@
 """One bucket or directory through obstore: whole chunks in and out, failures sorted by kind."""
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from obstore.store import from_url
 from kvstrata.core.errors import ConfigError, TierError
 from kvstrata.tiers.object.settings import Addressing, ObjectSettings, Secret
 
+logger = logging.getLogger("kvstrata.object")
+
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -25,6 +28,7 @@ _LIST_BATCH: Final = 1000
 class FailureKind(Enum):
     """Why the store did not do what it was asked."""
 
+    EXISTS = "object exists"
     NOT_FOUND = "no such object"
     WRONG_SIZE = "object has another size"
     NO_BUCKET = "no such bucket"
@@ -120,6 +124,8 @@ def sort_failure(tier: str, error: Exception) -> ObjectStoreError:
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
     if kind is None and status >= 500:
         kind = FailureKind.SERVER_ERROR
+    if isinstance(error, AlreadyExistsError):
+        kind = FailureKind.EXISTS
     if kind is None and isinstance(error, FileNotFoundError):
         kind = FailureKind.NOT_FOUND
     if kind is None and isinstance(error, NotSupportedError):
@@ -145,7 +151,7 @@ class ObjectClient:
         Raises:
             ConfigError: obstore refuses a setting.
         """
-        self.is_conditional = True  # the store honours "only if absent"; the start-up probe sees
+        self.is_conditional = True  # whether the store can write "only if absent"
         self._tier = tier
         self._store: Any = open_store(settings, path)
 
@@ -154,17 +160,32 @@ class ObjectClient:
 
         The parts are read until this returns. A reader sees all of the object or nothing.
         """
-        with self._sorted():
-            if not self.is_conditional:
-                if self.size_of(path) is not None:
-                    return False
-                put(self._store, path, list(parts), use_multipart=False)
-                return True
+        if self.is_conditional:
             try:
-                put(self._store, path, list(parts), mode="create", use_multipart=False)
-            except AlreadyExistsError:
-                return False
-            return True
+                with self._sorted():
+                    put(self._store, path, list(parts), mode="create", use_multipart=False)
+            except ObjectStoreError as error:
+                if error.kind is FailureKind.EXISTS:
+                    return False
+                if error.kind is not FailureKind.NOT_SUPPORTED:
+                    raise
+                self.ask_before_writing()
+            else:
+                return True
+        if self.size_of(path) is not None:
+            return False
+        with self._sorted():
+            put(self._store, path, list(parts), use_multipart=False)
+        return True
+
+    def ask_before_writing(self) -> None:
+        """From now on look for an object before it is written: the store has no other way."""
+        if self.is_conditional:
+            self.is_conditional = False
+            logger.warning(
+                "%s: the store can't write only what is absent; asking before each write",
+                self._tier,
+            )
 
     def size_of(self, path: str) -> int | None:
         """Return the size of an object; None if there is none."""

@@ -21,8 +21,8 @@ _PROBE_BYTES: Final = b"kvstrata looks whether it may write here; this object ca
 def probe_store(client: ObjectClient, settings: ObjectSettings, path: str) -> None:
     """List, write, read and delete one small object; with `read_only`, only list.
 
-    Where the store overwrites although it was told to write only what is absent, the client is
-    told to look first, with one warning.
+    Where the store overwrites although it was told to write only what is absent, the client looks
+    first from then on, with one warning.
 
     Raises:
         ConfigError: It can't be used; the text names the setting. Not raised in modes WARN, SKIP.
@@ -51,11 +51,8 @@ def _probe(client: ObjectClient, settings: ObjectSettings, path: str) -> None:
         return
     try:
         attempt("write", lambda: client.create(name, (_PROBE_BYTES,)))
-        if attempt("write", lambda: _overwrites(client, name)):
-            client.is_conditional = False
-            logger.warning(
-                "%s: the store can't write only what is absent; asking before each write", path
-            )
+        if attempt("write", lambda: client.create(name, (_PROBE_BYTES,))):
+            client.ask_before_writing()  # it overwrote what was there
         found = attempt("read", lambda: client.read(name, len(_PROBE_BYTES)))
         if found.tobytes() != _PROBE_BYTES:
             raise ConfigError(join(path, "url"), "what was written there is read back altered")
@@ -64,15 +61,6 @@ def _probe(client: ObjectClient, settings: ObjectSettings, path: str) -> None:
     finally:
         with suppress(ObjectStoreError):
             client.delete([name])
-
-
-def _overwrites(client: ObjectClient, name: str) -> bool:
-    try:
-        return client.create(name, (_PROBE_BYTES,))
-    except ObjectStoreError as error:
-        if error.kind is FailureKind.NOT_SUPPORTED:
-            return True
-        raise
 
 
 def _blame(error: ObjectStoreError, doing: str, settings: ObjectSettings, path: str) -> ConfigError:

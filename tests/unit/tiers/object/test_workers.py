@@ -44,8 +44,9 @@ def test_loads_and_stores_are_bounded_together_and_stores_on_their_own(pool: Wor
     stores, loads, probes = Gate(), Gate(), Gate()
     for _ in range(3):
         pool.submit(Lane.STORE, stores)
-        pool.submit(Lane.LOAD, loads)
     assert stores.wait_for(1)
+    for _ in range(3):
+        pool.submit(Lane.LOAD, loads)
     assert loads.wait_for(1)
     pool.submit(Lane.PROBE, probes)
     assert probes.wait_for(1)
