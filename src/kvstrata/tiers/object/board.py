@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -23,10 +23,11 @@ from kvstrata.tiers.chunk_format import HEADER_BYTES, NEVER_S, digest_namespace
 from kvstrata.tiers.jobs import Job, JobBook, Outcome
 from kvstrata.tiers.object.client import ObjectClient, ObjectStoreError
 from kvstrata.tiers.object.health import Health
-from kvstrata.tiers.object.index import Entry, Index
+from kvstrata.tiers.object.index import UNVERIFIED_S, Entry, Index, ObjectName
 from kvstrata.tiers.object.settings import ObjectSettings
 from kvstrata.tiers.object.workers import Lane, WorkerPool
 
+_NUM_STALE_MAX: Final = 1024
 _STORE_SHARE: Final = 0.75  # of all requests at one time, so that loads find a place beside them
 HEX_KEY_BYTES_MAX: Final = 100  # longer keys are named by their hash
 
@@ -59,7 +60,7 @@ class Copy:
 
     job: Job
     key: OffloadKey
-    path: str
+    name: ObjectName
     slot: int
     deadline_s: float
     expires_at_s: float = NEVER_S
@@ -96,17 +97,20 @@ class Board:
         self.events: list[OffloadingEvent] = []
         self.digest = digest_namespace(env.namespace)
         self.folder = f"{self.digest.hex()[:32]}/"
-        self.storing: Counter[str] = Counter()  # stores that are not settled, by path
-        self.loading: Counter[str] = Counter()
-        self.writing: set[str] = set()  # a request that writes the object is in flight
-        self.leaving: set[str] = set()  # a request that removes it is queued or in flight
+        self.storing: Counter[ObjectName] = Counter()  # stores that are not settled
+        self.loading: Counter[ObjectName] = Counter()
+        self.writing: set[ObjectName] = set()  # a request that writes it is in flight
+        self.leaving: set[ObjectName] = set()  # a request that removes it is queued or in flight
         self.num_resets = 0  # that have not ended
+        self.num_deletions = 0  # calls of delete and reset: what was read before one may be gone
         self.is_closed = False
         self.changed = threading.Condition(self.lock)  # a job ended, or room was made
-        self.expiries: list[tuple[float, str]] = []  # a heap; may name what has left
-        self.recent: set[str] = set()  # objects that came or left since the last listing began
+        self.expiries: list[tuple[float, int, ObjectName]] = []  # a heap; may name what has left
+        self.recent: set[ObjectName] = (
+            set()
+        )  # objects that came or left since the last listing began
         self._copies: dict[JobId, list[Copy]] = {}
-        self._deadlines: list[tuple[float, int, Copy]] = []  # a heap
+        self._deadlines: list[tuple[float, JobId]] = []  # a heap; may name jobs that have ended
         self._order = count()
         self._random = random.Random()
 
@@ -115,23 +119,36 @@ class Board:
         """Bytes of one object."""
         return HEADER_BYTES + self.slots.chunk_bytes
 
-    def path_of(self, key: OffloadKey) -> str:
-        """Return the path of a chunk's object below the URL."""
-        name = key.hex() if len(key) <= HEX_KEY_BYTES_MAX else "x" + sha256(key).hexdigest()
+    def names_of(self, keys: Collection[OffloadKey]) -> Sequence[ObjectName]:
+        """Return the names of chunks' objects: the keys, unless one is too long for a path."""
+        if max(map(len, keys), default=0) <= HEX_KEY_BYTES_MAX:
+            return tuple(keys)
+        return [key if len(key) <= HEX_KEY_BYTES_MAX else self._long_path(key) for key in keys]
+
+    def _long_path(self, key: OffloadKey) -> str:
+        name = f"x{sha256(key).hexdigest()}"
         return f"{self.folder}{name[:2]}/{name}"
 
-    def key_of(self, path: str) -> OffloadKey | None:
-        """Return the chunk of a path; None if it is of another namespace or was hashed."""
-        name = path.rpartition("/")[2]
-        is_ours = path.startswith(self.folder) and not name.startswith("x")
-        return OffloadKey(bytes.fromhex(name)) if is_ours else None
+    def path_of(self, name: ObjectName) -> str:
+        """Return the path of an object below the URL."""
+        return name if isinstance(name, str) else f"{self.folder}{name.hex()[:2]}/{name.hex()}"
 
-    def is_leaving(self, path: str) -> bool:
+    def name_of(self, path: str) -> ObjectName:
+        """Return the name of the object at a path that this tier has made."""
+        last = path.rpartition("/")[2]
+        is_key = path.startswith(self.folder) and not last.startswith("x")
+        return OffloadKey(bytes.fromhex(last)) if is_key else path
+
+    def is_ours(self, name: ObjectName) -> bool:
+        """Say whether an object is of this namespace."""
+        return not isinstance(name, str) or name.startswith(self.folder)
+
+    def is_leaving(self, name: ObjectName) -> bool:
         """Say whether the object is being removed, so that it counts as gone."""
-        return self.num_resets > 0 or path in self.leaving
+        return self.num_resets > 0 or name in self.leaving
 
     def open(self, job: Job, copies: list[Copy]) -> None:
-        """Take a job on.
+        """Take a job on, with one copy for each of its keys, all of one deadline.
 
         Raises:
             ContractError: It is in flight already, or keys and slots differ in number.
@@ -139,10 +156,9 @@ class Board:
         self.jobs.open(job, self.env.clock.now_s())
         if copies:
             self._copies[job.job_id] = copies
-        for copy in copies:
-            (self.storing if copy.is_store else self.loading)[copy.path] += 1
-            if copy.deadline_s < inf:
-                heapq.heappush(self._deadlines, (copy.deadline_s, next(self._order), copy))
+            heapq.heappush(self._deadlines, (copies[0].deadline_s, job.job_id))
+            counted = self.storing if copies[0].is_store else self.loading
+            counted.update(copy.name for copy in copies)
 
     def settle(self, copy: Copy, outcome: Outcome) -> None:
         """Note how a copy ended; one that is over stays as it is."""
@@ -150,9 +166,9 @@ class Board:
             return
         copy.state = CopyState.OVER
         counted = self.storing if copy.is_store else self.loading
-        counted[copy.path] -= 1
-        if not counted[copy.path]:
-            del counted[copy.path]
+        counted[copy.name] -= 1
+        if not counted[copy.name]:
+            del counted[copy.name]
         self.jobs.settle(copy.job.job_id, copy.key, outcome, self.env.clock.now_s())
         if copy.job.job_id not in self.jobs:
             del self._copies[copy.job.job_id]
@@ -162,10 +178,11 @@ class Board:
         """Give up copies whose deadline has come, unless their slot is in use."""
         now_s = self.env.clock.now_s()
         while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, _, copy = heapq.heappop(self._deadlines)
-            if copy.state is CopyState.WAITING:
-                self.counters["expired_stores" if copy.is_store else "expired_loads"] += 1
-                self.settle(copy, Outcome.FAILED)
+            _, job_id = heapq.heappop(self._deadlines)
+            for copy in self.open_copies(job_id):
+                if copy.state is CopyState.WAITING and copy.deadline_s <= now_s:
+                    self.counters["expired_stores" if copy.is_store else "expired_loads"] += 1
+                    self.settle(copy, Outcome.FAILED)
 
     def open_copies(self, job_id: JobId | None = None) -> list[Copy]:
         """Return the copies of one job, or of all jobs, that are not over."""
@@ -188,23 +205,49 @@ class Board:
             self.expire_due()
         return self.jobs.job_ids()
 
-    def note(self, path: str, expires_at_s: float, *, is_verified: bool = True) -> None:
+    def say(
+        self, kind: EventKind, names: Iterable[ObjectName], reason: RemovalReason | None
+    ) -> None:
+        """Count objects that came or left, and report those whose key is known."""
+        names = list(names)
+        if reason is not None:
+            self.counters[_REMOVED_AS[reason]] += len(names)
+        keys = [name for name in names if not isinstance(name, str)]
+        if keys:
+            self.events.append(OffloadingEvent(kind, keys, self.env.name, reason))
+
+    def note_read(self, name: ObjectName, expires_at_s: float, num_deletions: int) -> None:
+        """Remember an object that was read, unless something was deleted since it was asked for.
+
+        Args:
+            name: The object.
+            expires_at_s: From its header.
+            num_deletions: Of this board, before the request.
+        """
+        if num_deletions == self.num_deletions:
+            self.note(name, expires_at_s)
+
+    def note(self, name: ObjectName, expires_at_s: float) -> None:
         """Remember that an object of a chunk exists; one that is leaving stays forgotten."""
-        if self.is_leaving(path):
+        if self.is_leaving(name):
             return
-        self.index.note(path, Entry(self.object_bytes, expires_at_s, is_verified))
-        self._noted(path)
-        if expires_at_s < inf:
-            heapq.heappush(self.expiries, (expires_at_s, path))
+        is_same = (old := self.index.get(name)) is not None and old.expires_at_s == expires_at_s
+        self.index.note(name, Entry(self.object_bytes, expires_at_s))
+        self._noted(name)
+        if not is_same and UNVERIFIED_S < expires_at_s < NEVER_S:
+            heapq.heappush(self.expiries, (expires_at_s, next(self._order), name))
+            if len(self.expiries) > 2 * len(self.index) + _NUM_STALE_MAX:
+                self.expiries = [each for each in self.expiries if each[2] in self.index]
+                heapq.heapify(self.expiries)
 
-    def forget(self, path: str) -> bool:
+    def forget(self, name: ObjectName) -> bool:
         """Note that an object does not exist, or should not; say whether it was known."""
-        self._noted(path)
-        return self.index.forget(path) is not None
+        self._noted(name)
+        return self.index.forget(name) is not None
 
-    def _noted(self, path: str) -> None:
+    def _noted(self, name: ObjectName) -> None:
         if self.index.max_bytes is not None:
-            self.recent.add(path)
+            self.recent.add(name)
 
     @contextmanager
     def guarding(self, copy: Copy) -> Iterator[None]:
@@ -215,15 +258,6 @@ class Board:
             with self.lock:
                 self.settle(copy, Outcome.FAILED)
             raise
-
-    def say(self, kind: EventKind, paths: Iterable[str], reason: RemovalReason | None) -> None:
-        """Count objects that came or left, and report those that are this namespace's."""
-        paths = list(paths)
-        if reason is not None:
-            self.counters[_REMOVED_AS[reason]] += len(paths)
-        keys = [key for path in paths if (key := self.key_of(path)) is not None]
-        if keys:
-            self.events.append(OffloadingEvent(kind, keys, self.env.name, reason))
 
     def failed(self, error: ObjectStoreError, doing: str) -> None:
         """Note that a request failed."""
@@ -242,6 +276,6 @@ class Board:
             self.index.check()
             copies = self.open_copies()
             assert set(self.jobs.job_ids()) == {copy.job.job_id for copy in copies}
-            assert self.storing == Counter(copy.path for copy in copies if copy.is_store)
-            assert self.loading == Counter(copy.path for copy in copies if not copy.is_store)
+            assert self.storing == Counter(copy.name for copy in copies if copy.is_store)
+            assert self.loading == Counter(copy.name for copy in copies if not copy.is_store)
             assert set(self.jobs.job_ids()) == set(self._copies)

@@ -52,20 +52,20 @@ class Inventory:
         except ObjectStoreError as error:
             board.failed(error, "listing")
             delay_s = min(_RETRY_S_MAX, board.backoff_s(num_tries))
-            board.pool.submit(Lane.UPKEEP, partial(self._list, num_tries + 1), delay_s)
+            board.pool.submit(Lane.UPKEEP, partial(self._list, num_tries + 1), delay_s=delay_s)
             return
         found.sort(key=lambda each: each.modified_s)
         with board.lock:
-            listed = {each.path: each.num_bytes for each in found}
+            listed = {board.name_of(each.path): each.num_bytes for each in found}
             gone = board.index.adopt(
-                listed, lambda path: path in board.recent or path in board.writing
+                listed, lambda name: name in board.recent or name in board.writing
             )
             if gone:
                 board.say(EventKind.REMOVED, gone, RemovalReason.EXTERNAL)
             self._next_s = board.env.clock.now_s() + board.settings.relist_s
             self._is_running = False
             is_first, self.is_known = not self.is_known, True
-            victims = board.index.make_room(0, lambda path: path not in board.loading)
+            victims = board.index.make_room(0, lambda name: name not in board.loading)
         if is_first:
             board.pool.release(Lane.STORE)
         try:

@@ -29,16 +29,13 @@ class Loads:
         hints = job.req_context.hints if job.req_context else None
         wait_s = inf if hints is None or hints.max_wait_s is None else hints.max_wait_s
         deadline_s = board.env.clock.now_s() + min(board.settings.load_timeout_s, wait_s)
+        names = board.names_of(job.keys)
         copies = [
-            Copy(job, key, board.path_of(key), slot, deadline_s)
-            for key, slot in zip(job.keys, job.slots, strict=False)
+            Copy(job, key, name, slot, deadline_s)
+            for key, name, slot in zip(job.keys, names, job.slots, strict=False)
         ]
         board.open(job, copies)
-        for copy in copies:
-            if board.is_leaving(copy.path):
-                board.settle(copy, Outcome.FAILED)
-            else:
-                board.pool.submit(Lane.LOAD, partial(self._load, copy))
+        board.pool.submit(Lane.LOAD, *(partial(self._load, copy) for copy in copies))
 
     def _load(self, copy: Copy, *, is_hedge: bool = False) -> None:
         """Try one time, on a worker."""
@@ -46,17 +43,22 @@ class Loads:
         with board.lock:
             if copy.state is not CopyState.WAITING or (is_hedge and not copy.num_running):
                 return
+            if board.is_leaving(copy.name):
+                board.settle(copy, Outcome.FAILED)
+                return
             copy.num_running += 1
+            num_deletions = board.num_deletions
             if is_hedge:
                 board.counters["hedged_loads"] += 1
             else:
                 copy.num_tries += 1
         if board.settings.hedge_after_s is not None and not is_hedge:
             hedge = partial(self._load, copy, is_hedge=True)
-            board.pool.submit(Lane.LOAD, hedge, max(board.settings.hedge_after_s, 1e-6))
+            delay_s = max(board.settings.hedge_after_s, 1e-6)
+            board.pool.submit(Lane.LOAD, hedge, delay_s=delay_s)
         with board.guarding(copy):
             try:
-                body = board.client.read(copy.path, board.object_bytes)
+                body = board.client.read(board.path_of(copy.name), board.object_bytes)
             except ObjectStoreError as error:
                 self._failed(copy, error)
                 return
@@ -67,9 +69,9 @@ class Loads:
                     return  # given up, or the other one of a hedged pair was sooner
                 copy.state = CopyState.LANDING
                 board.counters["hedges_won"] += is_hedge
-            self._land(copy, body)
+            self._land(copy, body, num_deletions)
 
-    def _land(self, copy: Copy, body: memoryview) -> None:
+    def _land(self, copy: Copy, body: memoryview, num_deletions: int) -> None:
         board = self._board
         payload = board.slots[copy.slot]
         # numpy copies without holding the interpreter's lock.
@@ -78,15 +80,15 @@ class Loads:
             header = verify_chunk(body, payload, copy.key, board.digest, board.env.name)
         except CorruptChunkError:
             with board.lock:
-                self._removals.remove([copy.path], RemovalReason.CORRUPT)
+                self._removals.remove([copy.name], RemovalReason.CORRUPT)
                 board.settle(copy, Outcome.CORRUPT)
             return
         with board.lock:
             if header.expires_at_s <= board.env.clock.wall_s():
-                self._removals.remove([copy.path], RemovalReason.EXPIRED)
+                self._removals.remove([copy.name], RemovalReason.EXPIRED)
                 board.settle(copy, Outcome.FAILED)
                 return
-            board.note(copy.path, header.expires_at_s)
+            board.note_read(copy.name, header.expires_at_s, num_deletions)
             board.settle(copy, Outcome.ARRIVED)
 
     def _failed(self, copy: Copy, error: ObjectStoreError) -> None:
@@ -99,17 +101,17 @@ class Loads:
             if copy.state is not CopyState.WAITING:
                 return
             if error.kind is FailureKind.WRONG_SIZE:
-                self._removals.remove([copy.path], RemovalReason.CORRUPT)
+                self._removals.remove([copy.name], RemovalReason.CORRUPT)
                 board.settle(copy, Outcome.CORRUPT)
             elif is_absent:
-                if board.forget(copy.path):
-                    board.say(EventKind.REMOVED, [copy.path], RemovalReason.EXTERNAL)
+                if board.forget(copy.name):
+                    board.say(EventKind.REMOVED, [copy.name], RemovalReason.EXTERNAL)
                 board.settle(copy, Outcome.FAILED)
             elif copy.num_running:
                 return  # the other one of a hedged pair is still reading
             elif error.kind in RETRIED and copy.num_tries < board.settings.num_tries:
                 board.counters["retries"] += 1
                 delay_s = board.backoff_s(copy.num_tries)
-                board.pool.submit(Lane.LOAD, partial(self._load, copy), delay_s)
+                board.pool.submit(Lane.LOAD, partial(self._load, copy), delay_s=delay_s)
             else:
                 board.settle(copy, Outcome.FAILED)

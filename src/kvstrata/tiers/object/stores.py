@@ -9,7 +9,7 @@ from kvstrata.tiers.chunk_format import KEY_BYTES_MAX, NEVER_S, encode_header
 from kvstrata.tiers.jobs import Outcome
 from kvstrata.tiers.object.board import Board, Copy, CopyState
 from kvstrata.tiers.object.client import RETRIED, ObjectStoreError
-from kvstrata.tiers.object.index import Entry
+from kvstrata.tiers.object.index import UNVERIFIED_S, Entry, ObjectName
 from kvstrata.tiers.object.removal import POSTPONE_S, Removals
 from kvstrata.tiers.object.workers import Lane
 
@@ -30,17 +30,20 @@ class Stores:
         deadline_s = board.env.clock.now_s() + settings.store_timeout_s
         expiries = job.expires_at_s or [NEVER_S] * len(job.keys)
         num_free = settings.num_queued_stores_max - board.storing.total()
+        names = board.names_of(job.keys)
         copies = [
-            Copy(job, key, board.path_of(key), slot, deadline_s, expires_at_s)
-            for key, slot, expires_at_s in zip(job.keys, job.slots, expiries, strict=False)
+            Copy(job, key, name, slot, deadline_s, expires_at_s)
+            for key, name, slot, expires_at_s in zip(
+                job.keys, names, job.slots, expiries, strict=False
+            )
         ]
         board.open(job, copies)
         for i, copy in enumerate(copies):
             if settings.read_only or i >= num_free or len(copy.key) > KEY_BYTES_MAX:
                 board.counters["dropped_stores"] += 1
                 board.settle(copy, Outcome.REFUSED)
-            else:
-                board.pool.submit(Lane.STORE, partial(self._store, copy))
+        waiting = [copy for copy in copies if copy.state is CopyState.WAITING]
+        board.pool.submit(Lane.STORE, *(partial(self._store, copy) for copy in waiting))
 
     def _store(self, copy: Copy) -> None:
         """Try one time, on a worker."""
@@ -60,7 +63,7 @@ class Stores:
                 board.failed(error, "storing")
             finally:
                 with board.lock:
-                    board.writing.discard(copy.path)
+                    board.writing.discard(copy.name)
                     board.index.reserved_bytes -= board.object_bytes
                     board.changed.notify_all()
             with board.lock:
@@ -69,22 +72,21 @@ class Stores:
                 elif copy.state is CopyState.LANDING:
                     self._failed(copy, error)
 
-    def _begin(self, copy: Copy) -> dict[str, Entry]:
+    def _begin(self, copy: Copy) -> dict[ObjectName, Entry]:
         """Reserve room, and let the copy land if it has something to write; return who leaves."""
         board = self._board
         while copy.state is CopyState.WAITING:
-            if copy.path in board.writing or board.is_leaving(copy.path):
-                board.pool.submit(Lane.STORE, partial(self._store, copy), POSTPONE_S)
+            if copy.name in board.writing or board.is_leaving(copy.name):
+                board.pool.submit(Lane.STORE, partial(self._store, copy), delay_s=POSTPONE_S)
                 return {}
-            entry = board.index.get(copy.path)
-            if entry and entry.is_verified and entry.expires_at_s > board.env.clock.wall_s():
+            if board.index.holds(copy.name, board.env.clock.wall_s()):
                 board.settle(copy, Outcome.PRESENT)
                 return {}
-            victims: dict[str, Entry] = {}
+            victims: dict[ObjectName, Entry] = {}
             if not board.index.fits(board.object_bytes) and not board.index.leaving_bytes:
                 victims = board.index.make_room(board.object_bytes, self._may_leave)
             if victims or board.index.fits(board.object_bytes):
-                board.writing.add(copy.path)
+                board.writing.add(copy.name)
                 board.index.reserved_bytes += board.object_bytes
                 copy.state = CopyState.LANDING
                 copy.num_tries += 1
@@ -96,23 +98,23 @@ class Stores:
             board.changed.wait(_ROOM_WAIT_S)  # others on their way out, or in, decide
         return {}
 
-    def _may_leave(self, path: str) -> bool:
-        return path not in self._board.loading and path not in self._board.writing
+    def _may_leave(self, name: ObjectName) -> bool:
+        return name not in self._board.loading and name not in self._board.writing
 
     def _write(self, copy: Copy) -> bool:
         board = self._board
         payload = board.slots[copy.slot]
         header = encode_header(copy.key, payload, board.digest, copy.expires_at_s)
-        return board.client.create(copy.path, (header, payload))
+        return board.client.create(board.path_of(copy.name), (header, payload))
 
     def _written(self, copy: Copy, *, is_written: bool) -> None:
         board = self._board
         board.health.answered()
-        is_void = board.is_leaving(copy.path)
+        is_void = board.is_leaving(copy.name)
         # What was there already is known to exist, but not yet to be whole.
-        board.note(copy.path, copy.expires_at_s, is_verified=is_written)
+        board.note(copy.name, copy.expires_at_s if is_written else UNVERIFIED_S)
         if is_written and not is_void:
-            board.say(EventKind.STORED, [copy.path], None)
+            board.say(EventKind.STORED, [copy.name], None)
         outcome = Outcome.ARRIVED if is_written else Outcome.PRESENT
         board.settle(copy, Outcome.FAILED if is_void else outcome)
 
@@ -123,6 +125,6 @@ class Stores:
             copy.state = CopyState.WAITING
             board.counters["retries"] += 1
             delay_s = board.backoff_s(copy.num_tries)
-            board.pool.submit(Lane.STORE, partial(self._store, copy), delay_s)
+            board.pool.submit(Lane.STORE, partial(self._store, copy), delay_s=delay_s)
         else:
             board.settle(copy, Outcome.FAILED)

@@ -97,7 +97,7 @@ class ObjectTier(SecondaryTierManager):
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
         with self._board.lock:
-            self._board.index.touch([self._board.path_of(key) for key in keys])
+            self._board.index.touch(self._board.names_of(keys))
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -123,7 +123,7 @@ class ObjectTier(SecondaryTierManager):
         board = self._board
         with board.lock:
             board.give_up([c for c in board.open_copies() if c.is_store and c.key in keys])
-            self._removals.remove([board.path_of(key) for key in keys], RemovalReason.DELETED)
+            self._removals.remove(board.names_of(keys), RemovalReason.DELETED)
 
     @override
     def drain_jobs(self, timeout_s: float) -> Collection[JobId]:

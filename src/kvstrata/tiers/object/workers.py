@@ -26,6 +26,9 @@ class Lane(IntEnum):
 
 _WITH_PAYLOAD: Final = (Lane.LOAD, Lane.STORE)
 
+_NUM_STARTS_MAX: Final = 4
+"""Threads that one call starts or wakes; these do the same for others while there is work."""
+
 
 class WorkerPool:
     """At most `num_threads_max` threads, started as they are needed, kept until `close`.
@@ -58,24 +61,30 @@ class WorkerPool:
         self._is_closed = False
         self._wake = threading.Condition()
 
-    def submit(self, lane: Lane, task: Task, delay_s: float = 0.0) -> None:
-        """Queue a task, to be begun no sooner than `delay_s` from now; after `close` it is lost."""
+    def submit(self, lane: Lane, *tasks: Task, delay_s: float = 0.0) -> None:
+        """Queue tasks, to begin no sooner than `delay_s` from now; after `close` they are lost."""
         with self._wake:
             if self._is_closed:
                 return
             if delay_s > 0:
                 due_s = time.monotonic() + delay_s
-                heapq.heappush(self._later, (due_s, next(self._order), lane, task))
+                for task in tasks:
+                    heapq.heappush(self._later, (due_s, next(self._order), lane, task))
             else:
-                self._waiting[lane].append(task)
-            num_queued = sum(map(len, self._waiting.values())) + len(self._later)
-            if num_queued > self._num_idle and len(self._threads) < self._num_threads_max:
-                thread = threading.Thread(
-                    target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
-            self._wake.notify()
+                self._waiting[lane].extend(tasks)
+            self._start_threads()
+            self._wake.notify(min(len(tasks), _NUM_STARTS_MAX))
+
+    def _start_threads(self) -> None:
+        num_queued = sum(map(len, self._waiting.values())) + len(self._later)
+        num_missing = min(
+            num_queued - self._num_idle, self._num_threads_max - len(self._threads), _NUM_STARTS_MAX
+        )
+        for _ in range(num_missing):
+            name = f"{self._name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def hold(self, lane: Lane) -> None:
         """Begin no more tasks of a lane until it was released as often as it was held."""
@@ -135,6 +144,7 @@ class WorkerPool:
                     if self._waiting[lane] and self._may_run(lane):
                         self._running[lane] += 1
                         if any(self._waiting.values()):
+                            self._start_threads()
                             self._wake.notify()
                         return lane, self._waiting[lane].popleft()
                 self._num_idle += 1
