@@ -1,20 +1,28 @@
 """Turn a Config into objects: the only module that knows all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 from kvstrata.core.clock import Clock, SystemClock
-from kvstrata.core.config import Config, PrimaryConfig
+from kvstrata.core.config import Config, TierConfig
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.manager import OffloadingManager
-from kvstrata.core.memory import row_bytes_for
+from kvstrata.core.memory import SlotView, row_bytes_for
 from kvstrata.core.namespace import Namespace
 from kvstrata.core.policy import EvictionPolicy
 from kvstrata.core.registry import Registry
+from kvstrata.core.settings import check_known
 from kvstrata.core.tenants import TenantResolver
+from kvstrata.core.tier import SecondaryTierManager, TierEnv
+from kvstrata.policies.partitioned import PartitionedPolicy
 from kvstrata.primary.chunk_store import PrimaryLimits
 from kvstrata.primary.manager import CPUOffloadingManager
 from kvstrata.primary.region import HUGE_PAGES, HostRegion
+from kvstrata.primary.reuse_filter import FilterReusedOffloadingManager
+from kvstrata.primary.tenancy import TenantOffloadingManager
+from kvstrata.tiering.manager import TieringLimits, TieringOffloadingManager
+from kvstrata.tiering.tier_handle import TierHandle
 
 AUTO_POLICY = "lru"
 
@@ -22,6 +30,17 @@ POLICIES: Registry[EvictionPolicy] = Registry(
     EvictionPolicy,  # type: ignore[type-abstract]
     {"lru": "kvstrata.policies.lru:LruPolicy"},
     "kvstrata.policies",
+)
+
+TIERS: Registry[SecondaryTierManager] = Registry(
+    SecondaryTierManager,  # type: ignore[type-abstract]
+    {
+        "memory": "kvstrata.tiers.memory:MemoryTier",
+        "fs": "kvstrata.tiers.fs.tier:FsTier",
+        "object": "kvstrata.tiers.object.tier:ObjectTier",
+        "p2p": "kvstrata.tiers.p2p.tier:P2pTier",
+    },
+    "kvstrata.tiers",
 )
 
 
@@ -35,22 +54,74 @@ def make_policy(name: str, capacity: int, path: str = "primary.policy") -> Evict
     return kind(capacity)
 
 
-def num_primary_chunks(config: PrimaryConfig, chunk_bytes: int) -> int:
-    """Return how many chunks the primary's settings make room for.
+def _with_classes(config: Config, num_chunks: int) -> Callable[[EvictionPolicy], EvictionPolicy]:
+    """Return what puts priority classes and the tenants' quotas around the primary's policy."""
+    quotas = {
+        tenant: max(1, int(num_chunks * settings.quota))
+        for tenant, settings in config.tenants.items()
+        if settings.quota < 1
+    }
+    return lambda policy: PartitionedPolicy(
+        policy,
+        lambda capacity: make_policy(config.primary.policy, capacity),
+        num_priority_max=int(num_chunks * config.primary.priority_share),
+        quotas=quotas,
+    )
+
+
+def num_primary_chunks(config: Config, chunk_bytes: int) -> int:
+    """Return how many chunks one rank's primary has room for.
 
     Raises:
         ConfigError: Not even one; the text names both sizes.
     """
-    if config.num_chunks is not None:
-        return config.num_chunks
-    assert config.bytes is not None
+    primary = config.primary
+    if primary.num_chunks is not None:
+        return primary.num_chunks
+    name, num_bytes = "primary.bytes_per_rank", primary.bytes_per_rank
+    if primary.bytes is not None:
+        name, num_bytes = "primary.bytes", primary.bytes // config.num_ranks
+    assert num_bytes is not None
     row_bytes = row_bytes_for(chunk_bytes)
-    if config.bytes < row_bytes:
+    if num_bytes < row_bytes:
         raise ConfigError(
-            "primary.bytes",
-            f"{config.bytes} bytes hold no chunk: one of {chunk_bytes} bytes takes {row_bytes}",
+            name,
+            f"{num_bytes} bytes for each of {config.num_ranks} ranks hold no chunk: "
+            f"one of {chunk_bytes} bytes takes {row_bytes}",
         )
-    return config.bytes // row_bytes
+    return num_bytes // row_bytes
+
+
+def _build_tier(
+    config: TierConfig, index: int, slots: SlotView, namespace: str, clock: Clock
+) -> TierHandle:
+    """Make one tier and what the orchestrator keeps of it.
+
+    Raises:
+        ConfigError: A setting of the tier is wrong.
+    """
+    path = f"tiers[{index}]"
+    kind = TIERS.get(config.type, f"{path}.type")
+    env = TierEnv(name=config.name, namespace=namespace, clock=clock, path=path)
+    try:
+        tier = kind.from_config(slots, config.settings, env)
+    except TypeError as error:  # a tier without settings of its own kind: its constructor says it
+        known = [name for name in signature(kind).parameters if name != "slots"]
+        check_known(config.settings, known, path)
+        raise ConfigError(path, str(error)) from error
+    return TierHandle(tier, config, 1 << index, clock)
+
+
+def _build_tiers(config: Config, slots: SlotView, namespace: str, clock: Clock) -> list[TierHandle]:
+    handles: list[TierHandle] = []
+    try:
+        for index, tier in enumerate(config.tiers):
+            handles.append(_build_tier(tier, index, slots, namespace, clock))
+    except BaseException:
+        for handle in handles:
+            handle.shutdown(1.0)
+        raise
+    return handles
 
 
 def build_manager(
@@ -71,20 +142,61 @@ def build_manager(
     Raises:
         ConfigError: A setting is wrong, or the host has not enough memory. Nothing is left behind.
     """
-    del namespace  # of the tiers, which come next
     config = Config.parse(config)
     clock = clock or SystemClock()
-    num_chunks = num_primary_chunks(config.primary, chunk_bytes)
+    num_chunks = num_primary_chunks(config, chunk_bytes)
     policy = make_policy(config.primary.policy, num_chunks)
     tenants = TenantResolver(config.tenant_from, config.tenants)
     advice = HUGE_PAGES if config.primary.huge_pages else ()
     region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
-    limits = PrimaryLimits(
+    manager: OffloadingManager = CPUOffloadingManager(
+        region,
+        policy,
+        limits=_primary_limits(config, num_chunks),
+        with_classes=_with_classes(config, num_chunks),
+        tenants=tenants,
+        clock=clock,
+        close_region=region.close,
+    )
+    if config.tiers:
+        name = namespace if isinstance(namespace, str) else namespace.fingerprint()
+        try:
+            handles = _build_tiers(config, region, name, clock)
+        except BaseException:
+            region.close()
+            raise
+        manager = _with_tiers(manager, handles, config, tenants, clock)
+    if config.filter.store_threshold > 1:
+        manager = FilterReusedOffloadingManager(
+            manager,
+            store_threshold=config.filter.store_threshold,
+            num_tracked_max=config.filter.num_tracked_max,
+        )
+    return TenantOffloadingManager(manager, tenants)
+
+
+def _primary_limits(config: Config, num_chunks: int) -> PrimaryLimits:
+    return PrimaryLimits(
         num_protected_max=int(num_chunks * config.primary.protect_share),
         protect_s=config.primary.protect_s,
         num_events_max=config.primary.num_events_max,
         tokens_per_chunk=config.tokens_per_chunk,
     )
-    return CPUOffloadingManager(
-        region, policy, limits=limits, tenants=tenants, clock=clock, close_region=region.close
+
+
+def _with_tiers(
+    primary: OffloadingManager,
+    handles: list[TierHandle],
+    config: Config,
+    tenants: TenantResolver,
+    clock: Clock,
+) -> TieringOffloadingManager:
+    assert isinstance(primary, CPUOffloadingManager)
+    limits = TieringLimits(
+        max_wait_s=config.max_wait_s,
+        hold_s=config.hold_s,
+        num_wait_chunks_min=config.num_wait_chunks_min,
+        tokens_per_chunk=config.tokens_per_chunk,
+        prefill_tokens_per_s=config.prefill_tokens_per_s,
     )
+    return TieringOffloadingManager(primary, handles, limits=limits, tenants=tenants, clock=clock)

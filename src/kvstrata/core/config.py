@@ -35,10 +35,11 @@ class WritePolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PrimaryConfig:
-    """Host memory. Exactly one of `num_chunks` and `bytes` is given."""
+    """Host memory. Exactly one of the first three is given; all but `bytes` are for each rank."""
 
     num_chunks: int | None = setting(optional(parse_count()), None)
-    bytes: int | None = setting(optional(parse_bytes), None)
+    bytes: int | None = setting(optional(parse_bytes), None)  # all ranks of the host together
+    bytes_per_rank: int | None = setting(optional(parse_bytes), None)
     policy: str = setting(parse_text, "auto")
     huge_pages: bool = setting(parse_bool, default=False)
     protect_share: float = setting(parse_share, 0.5)  # of slots, for chunks of preempted requests
@@ -47,8 +48,11 @@ class PrimaryConfig:
     num_events_max: int = setting(parse_count(), 65536)
 
     def __post_init__(self) -> None:
-        if (self.num_chunks is None) == (self.bytes is None):
-            raise ConfigError("primary", "needs exactly one of num_chunks and bytes")
+        sizes = (self.num_chunks, self.bytes, self.bytes_per_rank)
+        if sum(size is not None for size in sizes) != 1:
+            raise ConfigError(
+                "primary", "needs exactly one of num_chunks, bytes (of the host) and bytes_per_rank"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,13 @@ class Config:
         _parse_tenants, factory=lambda: MappingProxyType({})
     )
     tenant_from: str = setting(_parse_tenant_from, "hint")
+    chunk_bytes: int | None = setting(optional(parse_bytes), None)  # an engine tells it instead
+    namespace: str = setting(parse_text, "default")  # likewise
+    num_ranks: int = setting(parse_count(), 1)  # workers on this host, each with its own primary
     tokens_per_chunk: int = setting(parse_count(), 1)  # the connector knows it and sets it
     max_wait_s: float = setting(parse_seconds, 5.0)  # for slower tiers, per request
+    hold_s: float = setting(parse_seconds, 10.0)  # fetched chunks wait so long for their request
+    num_wait_chunks_min: int = setting(parse_count(0), 0)  # fewer are not worth waiting for
     prefill_tokens_per_s: float | None = setting(optional(parse_seconds), None)
 
     def __post_init__(self) -> None:

@@ -1,78 +1,183 @@
 """The contract of eviction policies: a request's accesses in, admission and victims out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_DEFAULT, SessionHint
 
-Evictable = Callable[[Sequence[OffloadKey]], Sequence[OffloadKey]]
-"""Says which of these resident chunks may leave now, in the order given.
 
-It leaves out what is not resident, is being copied, or is protected. One call for many keys: ask in
-batches, and ask again in the next call, since the answer holds for this one only.
-"""
+class Run:
+    """Consecutive chunks of a request that share everything but key and slot.
+
+    The unit of bookkeeping: one object for many chunks. It is split where a request uses only a
+    part of it, so that all of its chunks are always equally old, equally pinned, and so on.
+
+    Attributes:
+        keys: Its chunks in prefix order, at least one while it is tracked. Read only for policies.
+        slots: Where they are; `slots[i]` holds `keys[i]`.
+        owner: Who is writing the chunks; None when they can be loaded.
+        num_holds: How many copies, in or out, and protections forbid that it leaves.
+        parent: The run that continues into this one, where there was one when it was stored.
+        num_children: How many tracked runs have this one as parent.
+        priority: Eviction class, 0 to 100.
+        pool: Share of the tier that it counts against; None for the common one.
+        expires_at_s: Wall time at which it must be gone; None for never.
+        is_dropped: It has no keys in the table any more; copies may still use its slots.
+        used_s, older, younger, state: The policy's own: time of last use, neighbours in a
+            `RunQueue`, and whatever else it wants.
+    """
+
+    # Defaults live in the class, so that making a run sets three attributes and not fourteen.
+    num_holds: int = 0
+    parent: "Run | None" = None
+    num_children: int = 0
+    priority: int = PRIORITY_DEFAULT
+    pool: str | None = None
+    expires_at_s: float | None = None
+    is_dropped: bool = False
+    used_s: float = 0.0
+    older: "Run | None" = None
+    younger: "Run | None" = None
+    state: object = None
+
+    def __init__(self, keys: list[OffloadKey], slots: list[int], owner: Hashable | None) -> None:
+        self.keys = keys
+        self.slots = slots
+        self.owner = owner
+
+
+class RunQueue:
+    """Runs from the oldest to the youngest, as a linked list through the runs themselves.
+
+    A run is in one queue at most. Every operation but iteration and `check` takes constant time.
+    """
+
+    __slots__ = ("oldest", "youngest")
+
+    oldest: Run | None
+    youngest: Run | None
+
+    def __init__(self) -> None:
+        self.oldest = None
+        self.youngest = None
+
+    def add_youngest(self, run: Run) -> None:
+        """Put a run that is in no queue at the young end."""
+        youngest = self.youngest
+        run.older, run.younger = youngest, None
+        if youngest is None:
+            self.oldest = run
+        else:
+            youngest.younger = run
+        self.youngest = run
+
+    def add_older(self, run: Run, than: Run) -> None:
+        """Put a run that is in no queue just before another, which is in this one."""
+        older = than.older
+        run.older, run.younger, than.older = older, than, run
+        if older is None:
+            self.oldest = run
+        else:
+            older.younger = run
+
+    def add_younger(self, run: Run, than: Run) -> None:
+        """Put a run that is in no queue just behind another, which is in this one."""
+        younger = than.younger
+        run.older, run.younger, than.younger = than, younger, run
+        if younger is None:
+            self.youngest = run
+        else:
+            younger.older = run
+
+    def remove(self, run: Run) -> None:
+        """Take a run out of this queue."""
+        older, younger = run.older, run.younger
+        if older is None:
+            self.oldest = younger
+        else:
+            older.younger = younger
+        if younger is None:
+            self.youngest = older
+        else:
+            younger.older = older
+        run.older = run.younger = None
+
+    def check(self) -> list[Run]:
+        """Assert that the links agree; return the runs, oldest first. For tests."""
+        runs = []
+        run, before = self.oldest, None
+        while run is not None:
+            assert run.older is before
+            runs.append(run)
+            run, before = run.younger, run
+        assert self.youngest is before
+        return runs
+
+
+Victim = tuple[Run, int]
+"""The last so many chunks of a run leave; all of them where that is its length."""
 
 
 class Admission(NamedTuple):
     """How many of the offered keys, counted from the first, may be stored, and who leaves.
 
-    `victims` are distinct, were passed by `evictable`, and none is an offered key. The policy has
-    already forgotten them; the caller must drop them. `is_refusal`: the policy would rather not
-    store the rest; otherwise it only found no victim.
+    The policy has already forgotten victims that leave as a whole; the caller must drop them all.
+    `is_refusal`: the policy would rather not store the rest; otherwise it only found no victim.
     """
 
     num_admitted: int
-    victims: Sequence[OffloadKey]
+    victims: Sequence[Victim]
     is_refusal: bool = False
 
 
 class RequestTrail:
-    """What one request has accessed so far, in prefix order; one object per request.
-
-    The caller makes it when the request starts and passes it with every access of that request.
-    `keys` and `state` are the policy's own, the rest is the caller's.
+    """One request as policies see it; one object per request, passed with all its accesses.
 
     Attributes:
         priority: Eviction class, 0 to 100: chunks of a lower class leave first.
         key_priority: Priority of single chunks where the request gave ranges; None for most.
             The caller may add to it.
+        expires_at_s: Wall time at which what the request stores must be gone; None for never.
+        key_expires_at_s: The same for single chunks, where the request gave ranges.
         session: What the client knows of the session: more turns will come, or it is over.
         pool: Share of the tier that the request's chunks count against; None for the common one.
-        keys: The request's chunks from the root on, as far as the policy knows them.
-        state: Whatever else the policy wants to remember of the request.
+        runs: The tracked runs that the request used or stored, in prefix order. Kept by the
+            caller; up to date in each call.
+        prefix: Its chunks as of its last access, in prefix order, tracked or not.
+        last_stored: The run that the request stored last. Kept by the caller.
+        state: Whatever the policy wants to remember of the request.
     """
 
-    __slots__ = ("key_priority", "keys", "pool", "priority", "session", "state")
+    priority: int = PRIORITY_DEFAULT
+    key_priority: Mapping[OffloadKey, int] | None = None
+    expires_at_s: float | None = None
+    key_expires_at_s: Mapping[OffloadKey, float] | None = None
+    session: SessionHint | None = None
+    pool: str | None = None
+    prefix: Sequence[OffloadKey] = ()
+    last_stored: Run | None = None
+    state: object = None
 
-    def __init__(
-        self,
-        priority: int = PRIORITY_DEFAULT,
-        session: SessionHint | None = None,
-        key_priority: Mapping[OffloadKey, int] | None = None,
-        pool: str | None = None,
-    ) -> None:
-        """Start with no keys."""
-        self.priority = priority
-        self.session = session
-        self.key_priority = key_priority
-        self.pool = pool
-        self.keys: list[OffloadKey] = []
-        self.state: object = None
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
 
 
 class EvictionPolicy(ABC):
     """Order and admission of chunks in one tier of fixed capacity.
 
-    A policy works on requests: it sees one request's keys in prefix order and the time. It knows
-    nothing of bytes or slots. A chunk is *tracked* from `admit` until it is a victim or removed;
-    side tables on other chunks (ghosts) are bounded by a multiple of the capacity.
+    A policy works on requests and runs, not on single chunks: it sees one request's keys in prefix
+    order, its tracked runs, and the time. It knows nothing of bytes or slots. A run is *tracked*
+    from `insert` until it left as a victim or by `remove`; its chunks may become fewer meanwhile,
+    when the last ones leave. Side tables on other chunks (ghosts) are bounded by a multiple of the
+    capacity.
 
-    Within one request children leave before parents. A tree policy (`is_tree`) goes further: no
-    chunk leaves before its tracked children.
+    A run with `num_holds > 0` is never a victim. Within one request children leave before parents.
+    A tree policy (`is_tree`) goes further: no run with `num_children > 0` is a victim, unless its
+    children are victims of the same call, named before it.
 
-    Thread: one at a time, the caller's. Blocks: never. No call scans all tracked chunks, except
+    Thread: one at a time, the caller's. Blocks: never. No call scans all tracked runs, except
     `check` and, amortised over as many accesses, clean-ups.
     """
 
@@ -85,66 +190,87 @@ class EvictionPolicy(ABC):
         self.capacity = capacity
 
     @abstractmethod
-    def access(self, trail: RequestTrail, keys: Sequence[OffloadKey], now_s: float) -> None:
-        """Note that a request uses these chunks now.
+    def access(
+        self,
+        trail: RequestTrail,
+        keys: Sequence[OffloadKey],
+        runs: Sequence[Run],
+        now_s: float,
+    ) -> None:
+        """Note that a request uses chunks now.
 
         Args:
             trail: The request. However often it calls, it counts as one use of each chunk.
             keys: Its chunks in prefix order, from the root as far as they are known, tracked or
-                not. Copied where needed.
+                not. Not to be kept without copying.
+            runs: The tracked runs among them, in the same order; each lies within `keys`.
             now_s: Monotonic time; never less than in an earlier call.
         """
 
     @abstractmethod
     def admit(
-        self,
-        trail: RequestTrail,
-        keys: Sequence[OffloadKey],
-        num_free: int,
-        evictable: Evictable,
-        now_s: float,
+        self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
-        """Decide which of these chunks are stored and which others make room; track them.
+        """Decide which of these chunks are stored and which others make room.
 
         Args:
-            trail: The request that offers them.
+            trail: The request that offers them. None of `trail.runs` is a victim.
             keys: Distinct chunks in prefix order, none of them tracked. They may continue the
-                request's earlier keys. No chunk of the request itself is a victim.
+                request's earlier keys.
             num_free: Places that are free already.
-            evictable: Which tracked chunks may leave in this call.
             now_s: As for `access`.
 
         Returns:
-            The first `num_admitted` keys are tracked from now on, with the recency of `trail`;
-            `len(victims) >= num_admitted - num_free`. Fewer than `len(keys)` where the policy
-            refuses the rest or finds no victim for it.
+            `num_admitted` is at most `num_free` plus the victims' chunks; the caller will `insert`
+            the admitted ones at once. Fewer than `len(keys)` where the policy refuses the rest or
+            finds no victim for it.
         """
 
     @abstractmethod
-    def choose(self, count: int, evictable: Evictable) -> Sequence[OffloadKey]:
+    def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
+        """Track a run of admitted chunks, as recent as the request; it leaves before `trail.runs`.
+
+        `trail.runs`, which does not hold it yet, counts as used now.
+        """
+
+    @abstractmethod
+    def split(self, head: Run, tail: Run) -> None:
+        """Note that a tracked run became two.
+
+        `tail` is the object that was tracked so far and holds the last chunks now; `head` is new,
+        holds the chunks before them, and gets the same standing, except that the tail leaves first.
+        """
+
+    def join(self, head: Run, tail: Run) -> bool:
+        """Say whether `tail` may become the end of `head`, its parent; if so, forget `tail`.
+
+        Both were stored by the same request; both are still as they were. The default refuses.
+        """
+        del head, tail
+        return False
+
+    @abstractmethod
+    def choose(self, count: int) -> Sequence[Victim]:
         """Name at most `count` tracked chunks that should leave next, the first to go first.
 
-        Nothing is forgotten and nothing learned: the caller may drop them (and then calls `remove`)
-        or only copy them elsewhere. A tree policy names children before their parents. Fewer than
-        `count` are named only where `evictable` lets no more leave.
+        Nothing is forgotten and nothing learned: the caller may drop them or only copy them
+        elsewhere. Fewer than `count` are named only where no more may leave.
         """
 
     @abstractmethod
-    def remove(self, keys: Iterable[OffloadKey]) -> None:
-        """Forget chunks that left for other reasons; untracked ones are ignored."""
+    def remove(self, run: Run) -> None:
+        """Forget a tracked run that left for another reason, or as a victim of `choose`."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget everything, side tables too; what was learned of the workload may stay."""
+        """Forget all runs and side tables; what was learned of the workload may stay."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of tracked chunks."""
+    def runs(self) -> list[Run]:
+        """Return every tracked run, those that would leave first coming first. Scans everything."""
 
-    @abstractmethod
-    def __contains__(self, key: object) -> bool:
-        """Say whether the chunk is tracked."""
-
-    @abstractmethod
     def check(self) -> None:
         """Assert every invariant. For tests: it may scan everything."""
+        runs = self.runs()
+        assert len(runs) == len(set(map(id, runs)))
+        assert all(run.keys for run in runs)

@@ -1,10 +1,10 @@
 """Find a class by built-in name, entry point or `module:Class`."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from kvstrata.core.errors import ConfigError
 
@@ -35,7 +35,7 @@ class Registry(Generic[T]):
             found.update(point.name for point in entry_points(group=self._group))
         return sorted(found)
 
-    def get(self, name: str, path: str) -> Callable[..., T]:
+    def get(self, name: str, path: str) -> type[T]:
         """Return the class of this name.
 
         Args:
@@ -62,4 +62,4 @@ class Registry(Generic[T]):
             raise ConfigError(path, f"{module_name} has no class {attribute!r}") from error
         if not (isinstance(found, type) and issubclass(found, self._base)):
             raise ConfigError(path, f"{target} is not a {self._base.__name__}")
-        return cast("Callable[..., T]", found)
+        return found

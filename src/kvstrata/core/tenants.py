@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from kvstrata.core.config import TenantConfig
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.namespace import tagged_digest
-from kvstrata.core.request import ReqContext
+from kvstrata.core.request import NO_HINTS, ReqContext
 
 DEFAULT_TENANT = "default"
 TAG_BYTES = 16
 NUM_CACHED_TAGS_MAX = 4096
 UNTRUSTED = "unverified"
+PLAIN_TENANT = TenantConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class TenantResolver:
         """
         self._kind, _, self._argument = source.partition(":")
         self._configs = dict(configs or {})
-        self._default = self._configs.get(DEFAULT_TENANT, TenantConfig())
+        self._default = self._configs.get(DEFAULT_TENANT, PLAIN_TENANT)
+        self._nobody = self._make(None)
         self._cache: dict[str | None, Tenant] = {}
         self._secret = b""
         if self._kind == "signed":
@@ -58,8 +60,15 @@ class TenantResolver:
             if not self._secret:
                 raise ConfigError("tenant_from", f"${self._argument} is not set or empty")
 
+    @property
+    def is_by_hint(self) -> bool:
+        """Whether a request without hints has no tenant."""
+        return self._kind == "hint"
+
     def resolve(self, ctx: ReqContext) -> Tenant:
         """Return the request's tenant."""
+        if ctx.hints is NO_HINTS and self._kind == "hint":
+            return self._nobody
         name = self._name_of(ctx)
         tenant = self._cache.get(name)
         if tenant is None:

@@ -3,14 +3,15 @@
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from kvstrata.core.clock import Clock
+from kvstrata.core.errors import ContractError
 from kvstrata.core.events import PRIMARY_MEDIUM, EventKind, OffloadingEvent, RemovalReason
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import EvictionPolicy, RequestTrail
-from kvstrata.primary.request_state import RequestState
-from kvstrata.primary.retention import Expiry, Protection
-from kvstrata.primary.slots import Settled, SlotTable
+from kvstrata.core.policy import EvictionPolicy, RequestTrail, Run
+from kvstrata.primary.retention import Expiry
+from kvstrata.primary.run_table import Held, RunTable, Settled
 
 Removed = Callable[[Sequence[OffloadKey], RemovalReason], None]
 
@@ -32,18 +33,12 @@ class PrimaryLimits:
     tokens_per_chunk: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Slots that a writer got; `keys[i]` goes to `slots[i]`. `evicted` made room."""
-
-    keys: Sequence[OffloadKey]
-    slots: Sequence[int]
-    evicted: Sequence[OffloadKey]
-    is_refusal: bool = False
+Reservation = tuple[Sequence[OffloadKey], Sequence[int], Sequence[OffloadKey], bool]
+"""What a writer got: keys, the slot of each, who was evicted, whether the rest was refused."""
 
 
 class ChunkStore:
-    """Slots, policy, protection and expiry, always changed together.
+    """Slots, policy and expiry, always changed together.
 
     It serves requests (through `CPUOffloadingManager`) and promotions alike; a writer is any
     hashable owner.
@@ -52,96 +47,152 @@ class ChunkStore:
     def __init__(
         self, num_slots: int, policy: EvictionPolicy, limits: PrimaryLimits, clock: Clock
     ) -> None:
-        self.table = SlotTable(num_slots)
+        self.table = RunTable(num_slots, self._on_split)
         self.policy = policy
-        self.protection = Protection(limits.num_protected_max, limits.protect_s)
         self.expiry = Expiry()
         self.clock = clock
         self.num_evicted = 0
         self.num_expired = 0
         self.num_refused = 0
-        self.num_events_dropped = 0
-        self._num_events_max = limits.num_events_max
-        self._events: deque[OffloadingEvent] = deque()
+        self._num_noted = 0
+        self._num_taken = 0
+        self._events: deque[OffloadingEvent] = deque(maxlen=limits.num_events_max)
         self.on_removed: Removed = self.note_removed
         """Called with chunks that just left, their slots already free; may be replaced."""
 
-    def evictable(self, keys: Sequence[OffloadKey]) -> Sequence[OffloadKey]:
-        """Return those that may leave now, in order."""
-        keys = self.table.evictable(keys)
-        return self.protection.filter(keys) if self.protection else keys
+    def _on_split(self, head: Run, tail: Run) -> None:
+        self.policy.split(head, tail)
+        self.expiry.add(head)
 
-    def reserve(
-        self,
-        keys: Sequence[OffloadKey],
-        owner: Hashable,
-        trail: RequestTrail,
-        expires_at_s: float | None = None,
-    ) -> Reservation:
+    def access(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> None:
+        """Note that a request uses these chunks, in prefix order, resident or not."""
+        runs = self.table.resident_runs(keys)
+        trail.runs, trail.prefix = runs, keys
+        self.policy.access(trail, keys, runs, self.clock.now_s())
+
+    def reserve(self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail) -> Reservation:
         """Get slots for these absent, distinct keys, from the first on as far as admitted."""
-        table = self.table
-        num_admitted, victims, is_refusal = self.policy.admit(
-            trail, keys, table.num_free, self.evictable, self.clock.now_s()
-        )
-        if victims:
-            table.evict(victims)
-            self.num_evicted += len(victims)
-            if self.expiry:
-                self.expiry.forget(victims)
-            self.on_removed(victims, RemovalReason.EVICTED)
+        table, now_s = self.table, self.clock.now_s()
+        if trail.runs:
+            trail.runs = _with_heads(trail.runs)
+        num_admitted, victims, is_refusal = self.policy.admit(trail, keys, table.num_free, now_s)
+        evicted: list[OffloadKey] = []
+        for run, count in victims:
+            evicted += table.cut_tail(run, count)
+        if evicted:
+            self.num_evicted += len(evicted)
+            self.on_removed(evicted, RemovalReason.EVICTED)
         if num_admitted < len(keys):
             self.num_refused += (len(keys) - num_admitted) if is_refusal else 0
             keys = keys[:num_admitted]
-        slots = table.reserve(keys, owner)
-        if expires_at_s is not None:
-            self.expiry.set(keys, expires_at_s)
-        return Reservation(keys, slots, victims, is_refusal)
+        parent = trail.runs[-1] if _continues(trail, keys) else None
+        slots: list[int] = []
+        if trail.key_priority or trail.key_expires_at_s:
+            for stretch, priority, expires_at_s in _equal_stretches(keys, trail):
+                run = table.reserve(stretch, owner, trail, parent)
+                run.priority, run.expires_at_s = priority, expires_at_s
+                self._insert(run, trail, now_s)
+                slots += run.slots
+                parent = run
+        elif keys:
+            run = table.reserve(keys, owner, trail, parent)
+            self._insert(run, trail, now_s)
+            slots += run.slots
+        return keys, slots, evicted, is_refusal
+
+    def _insert(self, run: Run, trail: RequestTrail, now_s: float) -> None:
+        if run.expires_at_s is not None:
+            self.expiry.sweep(2 * len(self.table) + 64)
+            self.expiry.add(run)
+        self.policy.insert(trail, run, now_s)
+        trail.runs.append(run)
+
+    def written_by(
+        self, owner: Hashable, keys: Collection[OffloadKey]
+    ) -> tuple[list[Run], list[OffloadKey]]:
+        """Return the owner's runs that hold exactly what it writes of `keys`, and the rest."""
+        if keys:
+            run = self.table.find(next(iter(keys)))
+            if run is not None and run.owner is owner and run.keys == keys:
+                return [run], []
+        return self.table.written_by(owner, keys)
 
     def settle(
-        self, keys: Collection[OffloadKey], owner: Hashable, failed: Collection[OffloadKey]
+        self, runs: list[Run], failed: Collection[OffloadKey], trail: RequestTrail | None = None
     ) -> Settled:
-        """End what the owner writes; what arrived can be loaded from now on.
-
-        Raises:
-            ContractError: The owner does not write one of the keys. Nothing changed.
-        """
-        settled = self.table.settle(keys, owner, failed)
-        if settled.failed:
-            self.policy.remove(settled.failed)
-            self.expiry.forget(settled.failed)
+        """End the writing of runs that `written_by` returned; what arrived can be loaded now."""
+        if failed:
+            runs = self.table.split_by(runs, failed)
+            for run in runs:
+                if run.keys[0] in failed and not run.is_dropped:
+                    self.policy.remove(run)
+        settled = self.table.settle(runs, failed)
         if settled.stored:
             self.note(OffloadingEvent(EventKind.STORED, settled.stored, PRIMARY_MEDIUM))
+            if trail is not None:
+                for run in settled.runs:
+                    self._join(run, trail)
         return settled
+
+    def _join(self, run: Run, trail: RequestTrail) -> None:
+        """Join a request's new run with the one that it stored before, if nothing is in the way."""
+        head, trail.last_stored = trail.last_stored, run
+        if (
+            head is not None
+            and head.keys
+            and not head.is_dropped
+            and run.parent is head
+            and head.num_children == 1
+            and not (run.num_children or run.num_holds or head.num_holds)
+            and head.owner is None
+            and (head.priority, head.expires_at_s) == (run.priority, run.expires_at_s)
+            and self.policy.join(head, run)
+        ):
+            self.table.join(run)
+            trail.last_stored = head
+
+    def hold(self, keys: list[OffloadKey]) -> Held:
+        """Forbid that these resident chunks leave, once for each chunk however often it is named.
+
+        Raises:
+            ContractError: One of them can't be loaded. Nothing is held.
+        """
+        runs = self.table.resident_runs(keys)
+        if sum([len(run.keys) for run in runs]) != len(keys) or len(set(runs)) < len(runs):
+            missing = [key for key in keys if not self.is_resident(key)]
+            if missing:
+                raise ContractError(f"{missing[0].hex()} can't be loaded from the primary")
+            keys = list(dict.fromkeys(keys))
+            runs = self.table.resident_runs(keys)
+        return self.table.hold(runs, keys)
+
+    def is_resident(self, key: OffloadKey) -> bool:
+        """Say whether the key can be loaded."""
+        run = self.table.find(key)
+        return run is not None and run.owner is None
 
     def remove(self, keys: Collection[OffloadKey], reason: RemovalReason) -> list[OffloadKey]:
         """Drop chunks whatever uses them; return those that were resident."""
-        gone = self.table.drop(keys)
-        self.policy.remove(keys)
-        self.expiry.forget(keys)
+        return self._drop(self.table.runs_with(keys), reason)
+
+    def _drop(self, runs: Sequence[Run], reason: RemovalReason) -> list[OffloadKey]:
+        for run in runs:
+            self.policy.remove(run)
+        gone = self.table.drop(runs)
         if gone:
             self.on_removed(gone, reason)
         return gone
 
     def expire(self) -> None:
-        """Drop what is due, and end protection that has lasted long enough."""
-        if self.protection:
-            self.protection.expire(self.clock.now_s())
-        if self.expiry:
-            due = self.expiry.take_due(self.clock.wall_s())
-            if due:
-                self.num_expired += len(self.remove(due, RemovalReason.EXPIRED))
-
-    def protect(self, state: RequestState) -> None:
-        """Keep the resident chunks of a preempted request."""
-        keys = dict.fromkeys([*state.touched, *state.offered])
-        here = [key for key in keys if key in self.table]
-        self.protection.protect(state, here, self.clock.now_s())
+        """Drop what is due."""
+        due = self.expiry.take_due(self.clock.wall_s())
+        if due:
+            self.num_expired += len(self._drop(due, RemovalReason.EXPIRED))
 
     def clear(self) -> None:
         """Drop everything; slots that copies use come back when those are settled."""
-        self.protection.clear()
-        self.table.drop(self.table.all_keys())
         self.policy.clear()
+        self.table.drop(self.table.all_runs()[0])
         self.expiry = Expiry()
         self.note(OffloadingEvent(EventKind.CLEARED, [], PRIMARY_MEDIUM, RemovalReason.CLEARED))
 
@@ -151,9 +202,7 @@ class ChunkStore:
 
     def note(self, event: OffloadingEvent) -> None:
         """Record an event; the oldest makes room when nobody takes them."""
-        if len(self._events) >= self._num_events_max:
-            self._events.popleft()
-            self.num_events_dropped += 1
+        self._num_noted += 1
         self._events.append(event)
 
     @property
@@ -161,22 +210,59 @@ class ChunkStore:
         """Events waiting to be taken."""
         return len(self._events)
 
+    @property
+    def num_events_dropped(self) -> int:
+        """Events that made room for others."""
+        return self._num_noted - self._num_taken - len(self._events)
+
     def take_events(self) -> list[OffloadingEvent]:
         """Return and forget the events, oldest first."""
         events = list(self._events)
         self._events.clear()
+        self._num_taken += len(events)
         return events
-
-    def num_evictable(self) -> int:
-        """Count the resident chunks that could leave now. Scans what is protected, not all."""
-        num_kept = sum(1 for key in list(self.protection) if self.table.is_unpinned(key))
-        num_pinned = self.table.num_pinned - self.table.num_doomed
-        return self.table.num_resident - num_pinned - num_kept
 
     def check(self) -> None:
         """Assert every invariant. For tests."""
         self.table.check()
         self.policy.check()
-        assert len(self.policy) == self.table.num_keys
-        assert all(key in self.policy for key in self.table.all_keys())
-        assert all(key in self.table for key in self.expiry)
+        here, _ = self.table.all_runs()
+        assert set(self.policy.runs()) == set(here)
+
+
+def _with_heads(runs: list[Run]) -> list[Run]:
+    """Return a request's runs without those that left, and with the heads split off them since."""
+    found: dict[Run, None] = {}
+    for last in reversed(runs):
+        run: Run | None = last
+        while run is not None and run.keys and not run.is_dropped and run not in found:
+            found[run] = None
+            run = run.parent
+    return list(reversed(found))
+
+
+def _continues(trail: RequestTrail, keys: list[OffloadKey]) -> bool:
+    """Say whether new chunks come right behind all those of the request that are here.
+
+    Otherwise there is a gap among these, and nobody is known to be the parent of the new ones.
+    """
+    if not trail.runs:
+        return False
+    num_here = sum([len(run.keys) for run in trail.runs])
+    rest = trail.prefix[num_here : num_here + len(keys)]
+    return keys[: len(rest)] == list(rest)
+
+
+def _equal_stretches(
+    keys: list[OffloadKey], trail: RequestTrail
+) -> list[tuple[list[OffloadKey], int, float | None]]:
+    """Cut keys where priority or lifetime changes; return each stretch with both."""
+    priorities, lifetimes = trail.key_priority or {}, trail.key_expires_at_s or {}
+
+    def standing(key: OffloadKey) -> tuple[int, float | None]:
+        return (
+            priorities.get(key, trail.priority),
+            lifetimes.get(key, trail.expires_at_s),
+        )
+
+    return [(list(stretch), *shared) for shared, stretch in groupby(keys, key=standing)]

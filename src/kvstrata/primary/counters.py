@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from kvstrata.core.memory import SlotView, row_bytes_for
 from kvstrata.core.stats import Stats
 from kvstrata.primary.chunk_store import ChunkStore
+from kvstrata.primary.request_state import RequestTable
 
 
 @dataclass(slots=True)
@@ -27,19 +28,27 @@ class Counters:
 
 
 def primary_stats(
-    slots: SlotView, store: ChunkStore, num_requests: int, counters: Counters
+    slots: SlotView,
+    store: ChunkStore,
+    num_protected: int,
+    requests: RequestTable,
+    counters: Counters,
 ) -> Stats:
     """Return one snapshot; every metric of `PRIMARY_METRICS` is in it."""
-    table, chunk_bytes = store.table, slots.chunk_bytes
+    chunk_bytes = slots.chunk_bytes
+    here, dropped = store.table.all_runs()
+    resident = [run for run in here if run.owner is None]
+    num_resident = sum(len(run.keys) for run in resident)
+    num_held = sum(len(run.keys) for run in resident if run.num_holds)
     gauges = {
         "num_slots": slots.num_slots,
-        "num_resident": table.num_resident,
-        "num_writing": table.num_writing,
-        "num_free": table.num_free,
-        "num_pinned": table.num_pinned,
-        "num_protected": len(store.protection),
-        "num_evictable": store.num_evictable(),
-        "num_requests": num_requests,
+        "num_resident": num_resident,
+        "num_writing": sum(len(run.keys) for run in here + dropped if run.owner is not None),
+        "num_free": store.table.num_free,
+        "num_pinned": requests.num_loading(),
+        "num_protected": num_protected,
+        "num_evictable": num_resident - num_held,
+        "num_requests": len(requests),
         "num_events": store.num_events,
         "requested_bytes": slots.num_slots * chunk_bytes,
         "reserved_bytes": slots.num_slots * row_bytes_for(chunk_bytes),

@@ -16,13 +16,16 @@ from kvstrata.core.manager import (
 )
 from kvstrata.core.memory import SlotView
 from kvstrata.core.policy import EvictionPolicy
-from kvstrata.core.request import ReqContext, ScheduleEndContext
+from kvstrata.core.request import NO_HINTS, ReqContext, ScheduleEndContext
 from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
 from kvstrata.core.stats import Stats
 from kvstrata.core.tenants import TenantResolver
 from kvstrata.primary.chunk_store import ChunkStore, PrimaryLimits
 from kvstrata.primary.counters import Counters, primary_stats
+from kvstrata.primary.protection import Protection
 from kvstrata.primary.request_state import RequestState, RequestTable
+
+WELCOME = RequestOffloadingContext()
 
 
 def _nothing_stored() -> PrepareStoreOutput:
@@ -42,6 +45,7 @@ class CPUOffloadingManager(OffloadingManager):
         policy: EvictionPolicy,
         *,
         limits: PrimaryLimits,
+        with_classes: Callable[[EvictionPolicy], EvictionPolicy] = lambda policy: policy,
         tenants: TenantResolver | None = None,
         clock: Clock | None = None,
         close_region: Callable[[], None] = lambda: None,
@@ -52,6 +56,8 @@ class CPUOffloadingManager(OffloadingManager):
             region: The slots; used, not owned.
             policy: Order and admission; owned.
             limits: Bounds of side tables.
+            with_classes: Puts priority classes and pools around the policy; called once, when the
+                first request comes that needs them.
             tenants: Says who a request belongs to.
             clock: Time.
             close_region: Called once, at shutdown.
@@ -63,7 +69,14 @@ class CPUOffloadingManager(OffloadingManager):
         self._counters = Counters()
         self._is_closed = False
         self.store = ChunkStore(region.num_slots, policy, limits, clock)
-        self.requests = RequestTable(tenants or TenantResolver(), clock)
+        self._protection = Protection(self.store.table, limits.num_protected_max, limits.protect_s)
+        self.requests = RequestTable(tenants or TenantResolver(), clock, self._need_classes)
+        self._with_classes: Callable[[EvictionPolicy], EvictionPolicy] | None = with_classes
+
+    def _need_classes(self) -> None:
+        if self._with_classes is not None:
+            self.store.policy = self._with_classes(self.store.policy)
+            self._with_classes = None
 
     @property
     @override
@@ -74,15 +87,17 @@ class CPUOffloadingManager(OffloadingManager):
     def on_new_request(self, ctx: ReqContext) -> RequestOffloadingContext:
         self.requests.start(ctx)
         hints = ctx.hints
+        if hints is NO_HINTS:
+            return WELCOME
         self._counters.hint_errors += len(hints.problems)
         return RequestOffloadingContext(store=hints.store, load=hints.max_load_tokens != 0)
 
     @override
     def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> int | None:
         store = self.store
-        if store.expiry:
+        if store.expiry.watched:
             store.expire()
-        if store.protection:
+        if self._protection.until_s:
             self._resume(ctx.req_id)
         count = store.table.count_prefix(keys)
         limit = ctx.hints.max_load_tokens
@@ -95,50 +110,47 @@ class CPUOffloadingManager(OffloadingManager):
         return count
 
     def _resume(self, req_id: str) -> None:
-        """End the protection of a request that is back; its chunks are its latest use instead."""
-        state = self.requests.find(req_id)
-        if state is not None and state.protected:
-            self.store.protection.release(state)
-            keys = dict.fromkeys([*state.touched, *state.offered])
-            self.store.policy.access(state.trail, list(keys), self.store.clock.now_s())
+        """End the protection of a request that is back; that counts as a use of its chunks."""
+        state = self.requests.states.get(req_id)
+        if state is not None and state.protected is not None:
+            self._protection.release(state)
+            self.store.access(state.trail, state.used_keys())
 
     @override
     def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
-        table = self.store.table
-        now_s = self.store.clock.wall_s()
-        expires_at_s = self.store.expiry.get
-        return [
-            LookupResult.MISS
-            if key not in table or ((at_s := expires_at_s(key)) is not None and at_s <= now_s)
-            else LookupResult.HIT_PENDING
-            if table.is_writing(key)
-            else LookupResult.HIT
-            for key in keys
-        ]
+        find, wall_s = self.store.table.find, self.store.clock.wall_s()
+        states = []
+        for key in keys:
+            run = find(key)
+            if run is None or (run.expires_at_s is not None and run.expires_at_s <= wall_s):
+                states.append(LookupResult.MISS)
+            elif run.owner is None:
+                states.append(LookupResult.HIT)
+            else:
+                states.append(LookupResult.HIT_PENDING)
+        return states
 
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
-        state = self.requests.get(ctx)
-        keys = list(keys)
-        state.touched = keys
+        state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
+        state.touched = keys = list(keys)
         if ctx.hints.retention:
             state.apply_ranges(self._limits.tokens_per_chunk, self.store.clock.wall_s())
-        self.store.policy.access(state.trail, keys, self.store.clock.now_s())
+        self.store.access(state.trail, keys)
         if not state.is_live:
             self.requests.drop_if_done(state)
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
-        table = self.store.table
-        slots = table.slots_of(keys)
-        state = self.requests.get(ctx)
-        pinned = dict(zip(keys, slots, strict=True))
-        if state.loading:
-            state.reloads += [item for item in pinned.items() if item[0] in state.loading]
-            state.loading = pinned | state.loading
-        else:
-            state.loading = pinned
-        table.pin(pinned.values())
+        held = self.store.hold(list(keys))
+        state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
+        state.loads.append(held)
+        slots: list[int] = []
+        for run in held.runs:
+            slots += run.slots
+        if len(slots) < len(keys):  # some are named repeatedly
+            slot_of = dict(zip(held.keys, slots, strict=True))
+            slots = [slot_of[key] for key in keys]
         return LoadStoreSpec(slots)
 
     @override
@@ -148,47 +160,32 @@ class CPUOffloadingManager(OffloadingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        state = self.requests.find(ctx.req_id)
+        state = self.requests.states.get(ctx.req_id)
         if state is None:
             self._counters.late_completions += 1
             return
-        loading = state.loading
-        distinct = dict.fromkeys(keys)
-        if not distinct.keys() <= loading.keys():
-            distinct = self._without_unknown(distinct, loading, state, "loading")
-        slots = (
-            [self._end_load(state, key) for key in distinct]
-            if state.reloads
-            else [loading.pop(key) for key in distinct]
-        )
-        self.store.table.unpin(slots)
-        num_failed = len(distinct.keys() & failed) if failed else 0
+        loads, unhold, num_loaded = state.loads, self.store.table.unhold, 0
+        if len(loads) == 1 and loads[0].keys == keys:
+            found = [loads.pop()]
+        else:
+            found, unknown = state.find_loads(keys)
+            if unknown:
+                self._refuse_unknown(state, unknown, "loading")
+            state.close_loads(found)
+        for held in found:
+            unhold(held)
+            num_loaded += len(held.keys)
+        num_failed = len(failed) and sum(key in failed for held in found for key in held.keys)
         self._counters.failed_load_chunks += num_failed
-        self._counters.loaded_chunks += len(slots) - num_failed
+        self._counters.loaded_chunks += num_loaded - num_failed
         if not state.is_live:
             self.requests.drop_if_done(state)
 
-    @staticmethod
-    def _end_load(state: RequestState, key: OffloadKey) -> int:
-        for i, (other, slot) in enumerate(state.reloads):
-            if other == key:
-                del state.reloads[i]
-                return slot
-        return state.loading.pop(key)
-
-    def _without_unknown(
-        self,
-        keys: dict[OffloadKey, None],
-        known: Collection[OffloadKey],
-        state: RequestState,
-        doing: str,
-    ) -> dict[OffloadKey, None]:
-        """Refuse what a live request did not prepare; ignore and count it for a finished one."""
+    def _refuse_unknown(self, state: RequestState, keys: list[OffloadKey], doing: str) -> None:
+        """Refuse what a live request did not prepare; count it for a finished one."""
         if state.is_live:
-            unknown = next(key for key in keys if key not in known)
-            raise ContractError(f"{state!r} is not {doing} {unknown.hex()}")
+            raise ContractError(f"{state!r} is not {doing} {keys[0].hex()}")
         self._counters.late_completions += 1
-        return {key: None for key in keys if key in known}
 
     @override
     def prepare_store(
@@ -198,32 +195,28 @@ class CPUOffloadingManager(OffloadingManager):
         counters.offered_chunks += len(keys)
         if not ctx.hints.store:
             return _nothing_stored()
-        state = self.requests.get(ctx)
+        state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
         state.offered += keys
-        if store.protection:
-            self._resume(ctx.req_id)
-        if store.expiry:
+        if store.expiry.watched:
             store.expire()
         new = store.table.absent(keys)
+        if store.table.has_dropped:
+            written = store.table.dropped_writes(state)
+            new = [key for key in new if key not in written]
         counters.present_chunks += len(keys) - len(new)
         if not new:
             self.requests.drop_if_done(state)
             return _nothing_stored()
         if ctx.hints.retention:
             state.apply_ranges(self._limits.tokens_per_chunk, store.clock.wall_s())
-        reservation = store.reserve(new, state, state.trail, state.expires_at_s)
-        num_stored = len(reservation.keys)
-        if not num_stored:
+        stored, slots, evicted, is_refusal = store.reserve(new, state, state.trail)
+        if not stored:
             self.requests.drop_if_done(state)
-            if not reservation.is_refusal:
+            if not is_refusal:
                 counters.no_room += 1
                 return None
-        for key in state.key_expires_at_s.keys() & reservation.keys:
-            store.expiry.set([key], state.key_expires_at_s[key])
-        state.num_storing += num_stored
-        return PrepareStoreOutput(
-            reservation.keys, LoadStoreSpec(reservation.slots), reservation.evicted
-        )
+        state.num_storing += len(stored)
+        return PrepareStoreOutput(stored, LoadStoreSpec(slots), evicted)
 
     @override
     def complete_store(
@@ -232,44 +225,53 @@ class CPUOffloadingManager(OffloadingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        state = self.requests.find(ctx.req_id)
+        self.settle_store(keys, ctx, failed)
+
+    def settle_store(
+        self, keys: Collection[OffloadKey], ctx: ReqContext, failed: Collection[OffloadKey]
+    ) -> list[OffloadKey]:
+        """Do `complete_store`, and return the chunks that can be loaded from now on."""
+        state = self.requests.states.get(ctx.req_id)
         if state is None:
             self._counters.late_completions += 1
-            return
-        if not state.is_live:
-            known = self.store.table.written_by(state, keys)
-            if len(known) < len(keys):
-                self._counters.late_completions += 1
-                keys = known
-        settled = self.store.settle(keys, state, failed)
-        num_stored, num_failed = len(settled.stored), len(settled.failed)
-        state.num_storing -= num_stored + num_failed + settled.num_dropped
-        self._counters.stored_chunks += num_stored
-        self._counters.failed_store_chunks += num_failed
+            return []
+        runs, unknown = self.store.written_by(state, keys)
+        if unknown:
+            self._refuse_unknown(state, unknown, "storing")
+        settled = self.store.settle(runs, failed, state.trail)
+        state.num_storing -= settled.num_settled
+        if state.protected is not None:  # preempted meanwhile: what just arrived is kept as well
+            self._protection.protect(state, self.store.clock.now_s())
+        self._counters.stored_chunks += len(settled.stored)
+        self._counters.failed_store_chunks += len(settled.failed)
         if not state.is_live:
             self.requests.drop_if_done(state)
+        return settled.stored
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
-        state = self.requests.find(ctx.req_id)
+        state = self.requests.states.get(ctx.req_id)
         if state is None:
             return
-        self.store.protection.release(state)
+        if state.protected is not None:
+            self._protection.release(state)
         state.is_live = False
-        self.requests.drop_if_done(state)
+        if not (state.loads or state.num_storing):
+            del self.requests.states[ctx.req_id]
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        store = self.store
-        if store.protection:
+        if self._protection.until_s:
             for req_id in context.new_req_ids:
                 self._resume(req_id)
         for req_id in context.preempted_req_ids:
-            state = self.requests.find(req_id)
+            state = self.requests.states.get(req_id)
             if state is not None and state.is_live:
-                store.protect(state)
-        if store.protection or store.expiry:
-            store.expire()
+                self._protection.protect(state, self.store.clock.now_s())
+        if self._protection.until_s:
+            self._protection.expire(self.store.clock.now_s())
+        if self.store.expiry.watched:
+            self.store.expire()
 
     @override
     def take_events(self) -> Iterable[OffloadingEvent]:
@@ -277,10 +279,11 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def has_pending_work(self) -> bool:
-        return bool(self.store.table.num_writing or self.store.table.num_pinned)
+        return self.requests.has_copies()
 
     @override
     def reset_cache(self) -> None:
+        self._protection.clear()
         self.store.clear()
 
     @override
@@ -289,7 +292,9 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def get_stats(self) -> Stats:
-        return primary_stats(self._slots, self.store, len(self.requests), self._counters)
+        return primary_stats(
+            self._slots, self.store, self._protection.num_chunks, self.requests, self._counters
+        )
 
     @override
     def shutdown(self, timeout_s: float = 10.0) -> ShutdownReport:

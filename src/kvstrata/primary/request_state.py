@@ -1,6 +1,6 @@
 """What the primary remembers of one request: its trail, its copies, its protected chunks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from typing_extensions import override
 
@@ -8,69 +8,70 @@ from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ContractError
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import RequestTrail
-from kvstrata.core.request import ReqContext
-from kvstrata.core.tenants import TenantResolver
+from kvstrata.core.request import NO_HINTS, PRIORITY_DEFAULT, ReqContext
+from kvstrata.core.tenants import PLAIN_TENANT, TenantResolver
+from kvstrata.primary.run_table import Held
 
 
 class RequestState:
     """One request in the primary; also the owner of the slots that it writes.
 
     Attributes:
-        loading: Chunk to slot, for each chunk that the request has pinned.
-        reloads: The same again for chunks that it has pinned more than one time.
+        loads: What the request loads, one record for each `prepare_load` not yet completed.
         num_storing: Slots that it writes.
+        protected: Its chunks that are protected since it was preempted.
         is_live: Between `on_new_request` and `on_request_finished`.
-        key_expires_at_s: The same for single chunks, where retention ranges say so.
         touched: Its chunks as last touched, in prefix order.
         offered: Chunks that it offered for storing, in order.
-        expires_at_s: Wall time at which what it stores must be gone; None for never.
     """
 
-    __slots__ = (
-        "ctx",
-        "expires_at_s",
-        "is_live",
-        "key_expires_at_s",
-        "loading",
-        "num_storing",
-        "offered",
-        "protected",
-        "reloads",
-        "touched",
-        "trail",
-    )
+    num_storing: int = 0
+    protected: Held | None = None
+    is_live: bool = False
+    touched: Sequence[OffloadKey] = ()
 
-    ctx: ReqContext
-    trail: RequestTrail
-    loading: dict[OffloadKey, int]
-    reloads: list[tuple[OffloadKey, int]]
-    num_storing: int
-    protected: list[OffloadKey]
-    is_live: bool
-    key_expires_at_s: dict[OffloadKey, float]
-    touched: Sequence[OffloadKey]
-    offered: list[OffloadKey]
-    expires_at_s: float | None
-
-    def __init__(self, ctx: ReqContext, trail: RequestTrail) -> None:
+    def __init__(self, ctx: ReqContext) -> None:
         self.ctx = ctx
-        self.trail = trail
-        self.loading = {}
-        self.reloads = []
-        self.num_storing = 0
-        self.protected = []
-        self.is_live = False
-        self.key_expires_at_s = {}
-        self.touched = ()
-        self.offered = []
-        self.expires_at_s = None
+        self.trail = RequestTrail()
+        self.loads: list[Held] = []
+        self.offered: list[OffloadKey] = []
+
+    def used_keys(self) -> list[OffloadKey]:
+        """Return all chunks of the request, as far as it has named them, in prefix order."""
+        return list(dict.fromkeys([*self.touched, *self.offered]))
+
+    def find_loads(self, keys: Collection[OffloadKey]) -> tuple[list[Held], list[OffloadKey]]:
+        """Find keys in the open loads, each one time; return what was found and the rest."""
+        for load in self.loads:
+            if load.keys == keys:
+                return [load], []
+        found: list[Held] = []
+        unknown = list(dict.fromkeys(keys))
+        for load in self.loads:
+            taken = [key for key in unknown if key in load.keys]
+            if taken:
+                found.append(load._replace(keys=taken, num_splits=-1))
+                unknown = [key for key in unknown if key not in taken]
+        return found, unknown
+
+    def close_loads(self, found: Iterable[Held]) -> None:
+        """Close, in part or as a whole, what `find_loads` found in the open loads."""
+        for done in found:
+            for i, load in enumerate(self.loads):
+                if load is done:
+                    del self.loads[i]
+                    break
+                if load.epoch == done.epoch and set(done.keys) <= set(load.keys):
+                    rest = [key for key in load.keys if key not in done.keys]
+                    kept = load._replace(keys=rest, num_splits=-1)
+                    self.loads[i : i + 1] = [kept] if rest else []
+                    break
 
     def apply_ranges(self, tokens_per_chunk: int, wall_s: float) -> None:
         """Work out priority and lifetime of single chunks from the retention hint."""
-        priorities = self.trail.key_priority
-        if not isinstance(priorities, dict):
-            return
-        for i, key in enumerate(dict.fromkeys([*self.touched, *self.offered])):
+        priorities = dict(self.trail.key_priority or {})
+        lifetimes = dict(self.trail.key_expires_at_s or {})
+        for i, key in enumerate(self.used_keys()):
             start, end = i * tokens_per_chunk, (i + 1) * tokens_per_chunk
             for span in self.ctx.hints.retention:
                 if end <= span.start or (span.end is not None and start >= span.end):
@@ -78,12 +79,13 @@ class RequestState:
                 if span.priority is not None:
                     priorities[key] = span.priority
                 if span.ttl_s is not None:
-                    self.key_expires_at_s.setdefault(key, wall_s + span.ttl_s)
+                    lifetimes.setdefault(key, wall_s + span.ttl_s)
+        self.trail.key_priority, self.trail.key_expires_at_s = priorities, lifetimes
 
     @property
     def is_idle(self) -> bool:
         """Whether no copy of the request is open."""
-        return not (self.loading or self.num_storing)
+        return not (self.loads or self.num_storing)
 
     @override
     def __repr__(self) -> str:
@@ -91,15 +93,19 @@ class RequestState:
 
 
 class RequestTable:
-    """The states of all requests that are live or have copies open."""
+    """The states of all requests that are live or have copies open, by id in `states`."""
 
-    def __init__(self, tenants: TenantResolver, clock: Clock) -> None:
+    def __init__(
+        self, tenants: TenantResolver, clock: Clock, need_classes: Callable[[], None]
+    ) -> None:
+        """Start without requests; `need_classes` is called before one with a class or pool."""
+        self._need_classes = need_classes
         self._tenants = tenants
         self._clock = clock
-        self._states: dict[str, RequestState] = {}
+        self.states: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self.states)
 
     def start(self, ctx: ReqContext) -> RequestState:
         """Make the state of a new request.
@@ -107,7 +113,7 @@ class RequestTable:
         Raises:
             ContractError: A request of this id is live already.
         """
-        state = self._states.get(ctx.req_id)
+        state = self.states.get(ctx.req_id)
         if state is None:
             state = self.get(ctx)
         elif state.is_live:
@@ -117,27 +123,40 @@ class RequestTable:
 
     def find(self, req_id: str) -> RequestState | None:
         """Return the state of a request, if there is one."""
-        return self._states.get(req_id)
+        return self.states.get(req_id)
 
     def get(self, ctx: ReqContext) -> RequestState:
         """Return the state of a request; one that is not known gets one until it is idle."""
-        state = self._states.get(ctx.req_id)
+        state = self.states.get(ctx.req_id)
         if state is None:
-            state = self._states[ctx.req_id] = self._make(ctx)
+            state = self.states[ctx.req_id] = self._make(ctx)
         return state
 
     def _make(self, ctx: ReqContext) -> RequestState:
-        hints = ctx.hints
-        tenant = self._tenants.resolve(ctx)
-        pool = tenant.name if tenant.config.quota < 1 else None
-        ranged: dict[OffloadKey, int] | None = {} if hints.retention else None
-        state = RequestState(ctx, RequestTrail(hints.priority, hints.session, ranged, pool))
+        state = RequestState(ctx)
+        hints, tenant = ctx.hints, self._tenants.resolve(ctx)
+        if hints is NO_HINTS and tenant.config is PLAIN_TENANT:
+            return state
+        trail = state.trail
+        trail.priority, trail.session = hints.priority, hints.session
+        trail.pool = tenant.name if tenant.config.quota < 1 else None
+        if hints.retention or trail.priority != PRIORITY_DEFAULT or trail.pool is not None:
+            self._need_classes()
         lifetimes = [t for t in (hints.ttl_s, tenant.config.ttl_s) if t is not None]
         if lifetimes:
-            state.expires_at_s = self._clock.wall_s() + min(lifetimes)
+            trail.expires_at_s = self._clock.wall_s() + min(lifetimes)
         return state
+
+    def num_loading(self) -> int:
+        """Count the distinct chunks that copies read. Thread: any."""
+        states = list(self.states.values())
+        return len({key for state in states for load in list(state.loads) for key in load.keys})
+
+    def has_copies(self) -> bool:
+        """Say whether any request has a copy open."""
+        return any(not state.is_idle for state in self.states.values())
 
     def drop_if_done(self, state: RequestState) -> None:
         """Forget the state of a request that is neither live nor has a copy open."""
         if not state.is_live and state.is_idle:
-            self._states.pop(state.ctx.req_id, None)
+            self.states.pop(state.ctx.req_id, None)

@@ -8,18 +8,34 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kvstrata.testing.chunks import POISON, FakeRegion, numbered_key, pattern, poison
+from kvstrata.testing.chunks import POISON, FakeRegion, chain, numbered_key, pattern, poison
 from kvstrata.testing.clock import FakeClock
 from kvstrata.testing.fake_tier import EVERY_KEY, FakeBackend, FakeTier
 
 if TYPE_CHECKING:
+    from kvstrata.testing.manager_suite import OffloadingManagerSuite
+    from kvstrata.testing.policy_suite import PolicySuite
     from kvstrata.testing.reading_tier_suite import ReadingTierSuite
     from kvstrata.testing.tier_suite import SecondaryTierSuite
 
 _SUITES = {
+    "OffloadingManagerSuite": "manager_suite",
+    "PolicySuite": "policy_suite",
     "ReadingTierSuite": "reading_tier_suite",
     "SecondaryTierSuite": "tier_suite",
 }
+
+_REWRITTEN = (
+    *_SUITES.values(),
+    "manager_base",
+    "manager_calls",
+    "manager_copies_suite",
+    "manager_machine",
+    "manager_requests_suite",
+    "policy_driver",
+    "policy_machine",
+    "tier_calls",
+)
 
 __all__ = [
     "EVERY_KEY",
@@ -28,8 +44,11 @@ __all__ = [
     "FakeClock",
     "FakeRegion",
     "FakeTier",
+    "OffloadingManagerSuite",
+    "PolicySuite",
     "ReadingTierSuite",
     "SecondaryTierSuite",
+    "chain",
     "numbered_key",
     "pattern",
     "poison",
@@ -41,8 +60,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest  # noqa: PLC0415
 
-    # Before it is imported, so that a failing promise shows its values.
-    module = f"{__name__}.{_SUITES[name]}"
-    if module not in sys.modules:
-        pytest.register_assert_rewrite(module)
-    return getattr(import_module(module), name)
+    # Before they are imported, so that a failing promise shows its values.
+    modules = [f"{__name__}.{module}" for module in _REWRITTEN]
+    pytest.register_assert_rewrite(*(module for module in modules if module not in sys.modules))
+    return getattr(import_module(f"{__name__}.{_SUITES[name]}"), name)

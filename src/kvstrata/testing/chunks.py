@@ -18,6 +18,15 @@ def numbered_key(number: int, group_idx: int = 0) -> OffloadKey:
     return make_offload_key(hashlib.sha256(b"chunk %d" % number).digest(), group_idx)
 
 
+def chain(path: str) -> list[OffloadKey]:
+    """Return one key per letter, each naming the prefix that ends with it; readable in failures.
+
+    `chain("ab")` and `chain("ac")` share their first key and differ in the second.
+    """
+    prefixes = (path[: i + 1] for i in range(len(path)))
+    return [make_offload_key(prefix.encode(), 0) for prefix in prefixes]
+
+
 def pattern(key: OffloadKey, num_bytes: int) -> bytes:
     """Return bytes that follow from the key, so that another chunk's bytes are noticed."""
     return hashlib.shake_128(key).digest(num_bytes)

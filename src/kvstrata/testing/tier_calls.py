@@ -15,14 +15,18 @@ PATIENCE_S = 30.0
 """How long a call or a copy may take before it counts as stuck."""
 
 _POLL_S = 0.002
-_NUM_POLLS_MAX = int(PATIENCE_S / _POLL_S)
+NUM_POLLS_MAX = int(PATIENCE_S / _POLL_S)
+
+
+def pause() -> None:
+    """Let other threads work for a moment."""
+    threading.Event().wait(_POLL_S)
 
 
 def wait_for(tier: SecondaryTierManager, *job_ids: int) -> dict[int, JobResult]:
     """Poll, ending a step each time, until these jobs have ended; fail if others do as well."""
     results: dict[int, JobResult] = {}
-    pause = threading.Event()
-    for _ in range(_NUM_POLLS_MAX):
+    for _ in range(NUM_POLLS_MAX):
         tier.on_schedule_end(IDLE_STEP)
         for result in tier.get_finished_jobs():
             assert result.job_id in job_ids, f"{result} is for no job that was waited for"
@@ -30,7 +34,7 @@ def wait_for(tier: SecondaryTierManager, *job_ids: int) -> dict[int, JobResult]:
             results[result.job_id] = result
         if len(results) == len(job_ids):
             return results
-        pause.wait(_POLL_S)
+        pause()
     raise AssertionError(f"no result for jobs {set(job_ids) - set(results)}")
 
 
@@ -76,13 +80,12 @@ def load(tier: SecondaryTierManager, job_id: int, chunks: Mapping[OffloadKey, in
 def look_up(tier: SecondaryTierManager, key: OffloadKey) -> LookupResult:
     """Ask step by step until the tier knows."""
     ctx = ReqContext("lookup")
-    pause = threading.Event()
-    for _ in range(_NUM_POLLS_MAX):
+    for _ in range(NUM_POLLS_MAX):
         answer = tier.lookup(key, ctx)
         if answer in {LookupResult.HIT, LookupResult.MISS}:
             return answer
         tier.on_schedule_end(IDLE_STEP)
-        pause.wait(_POLL_S)
+        pause()
     raise AssertionError("the tier never found out")
 
 

@@ -12,7 +12,6 @@ from kvstrata.core.errors import ConfigError, CorruptChunkError, TierClosedError
 from kvstrata.core.events import EventKind, OffloadingEvent, RemovalReason
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
-from kvstrata.core.policy import EvictionPolicy, RequestTrail
 from kvstrata.core.request import ReqContext, ScheduleEndContext
 from kvstrata.core.results import JobResult, LoadJob, LookupResult, StoreJob
 from kvstrata.core.settings import optional, parse_bytes, parse_count, parse_settings, setting
@@ -20,7 +19,7 @@ from kvstrata.core.stats import Stats
 from kvstrata.core.tier import DEFAULT_ENV, SecondaryTierManager, TierEnv
 from kvstrata.tiers.chunk_format import NEVER_S, digest_namespace, encode_header, verify_chunk
 from kvstrata.tiers.jobs import Job, JobBook, Outcome
-from kvstrata.tiers.recency import RecencyPolicy
+from kvstrata.tiers.recency import RecencyOrder, Trail, Trails
 
 STEP_BYTES_MAX: Final = 8 * 2**20
 """What one step copies at most, one chunk apart: the scheduler waits for it."""
@@ -48,6 +47,7 @@ class _Copy(NamedTuple):
     key: OffloadKey
     slot: int
     expires_at_s: float
+    trail: Trail
 
 
 def _capacity(settings: MemorySettings, chunk_bytes: int, path: str) -> int:
@@ -61,29 +61,22 @@ def _capacity(settings: MemorySettings, chunk_bytes: int, path: str) -> int:
 
 
 class MemoryTier(SecondaryTierManager):
-    """Chunks in a dictionary, bounded, with expiry and eviction by a policy.
+    """Chunks in a dictionary, bounded, with expiry and eviction by recency.
 
     A job's chunks wait in a queue until `on_schedule_end` or `drain_jobs` copies them, loads first.
     """
 
-    def __init__(
-        self,
-        slots: SlotView,
-        *,
-        env: TierEnv = DEFAULT_ENV,
-        policy: EvictionPolicy | None = None,
-        **settings: Any,  # noqa: ANN401
-    ) -> None:
-        """Start empty. `settings` are those of `MemorySettings`; `policy` fits their capacity."""
+    def __init__(self, slots: SlotView, *, env: TierEnv = DEFAULT_ENV, **settings: Any) -> None:  # noqa: ANN401
+        """Start empty. `settings` are those of `MemorySettings`."""
         parsed = parse_settings(MemorySettings, settings, env.path)
         self._capacity = _capacity(parsed, slots.chunk_bytes, env.path)
         self._slots = slots
         self._env = env
         self._digest = digest_namespace(env.namespace)
-        self._policy = policy or RecencyPolicy(self._capacity)
+        self._order = RecencyOrder()
         self._chunks: dict[OffloadKey, _Stored] = {}
         self._expiries: list[tuple[float, OffloadKey]] = []  # a heap; may name what has left
-        self._trails: dict[str, RequestTrail] = {}
+        self._trails = Trails()
         self._jobs = JobBook(slots.chunk_bytes)
         self._loads: deque[_Copy] = deque()
         self._stores: deque[_Copy] = deque()
@@ -118,8 +111,9 @@ class MemoryTier(SecondaryTierManager):
         if self._is_closed:
             raise TierClosedError(self._env.name, "is shut down")
         self._jobs.open(job, self._env.clock.now_s())
+        trail = self._trails.of(job.req_context)
         queue.extend(
-            _Copy(job, key, slot, expires_at_s)
+            _Copy(job, key, slot, expires_at_s, trail)
             for key, slot, expires_at_s in zip(job.keys, job.slots, expiries, strict=True)
         )
 
@@ -129,15 +123,16 @@ class MemoryTier(SecondaryTierManager):
 
     @override
     def on_new_request(self, ctx: ReqContext) -> None:
-        self._trails[ctx.req_id] = RequestTrail(ctx.hints.priority, ctx.hints.session)
+        self._trails.start(ctx)
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
-        self._trails.pop(ctx.req_id, None)
+        self._order.use(self._trails.of(ctx))
+        self._trails.end(ctx)
 
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
-        self._policy.access(self._trail_of(ctx), keys, self._env.clock.now_s())
+        self._order.use(self._trails.of(ctx), keys)
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -173,7 +168,7 @@ class MemoryTier(SecondaryTierManager):
             cleared = OffloadingEvent(EventKind.CLEARED, (), self._env.name, RemovalReason.CLEARED)
             self._events.append(cleared)
         self._chunks.clear()
-        self._policy.clear()
+        self._order.clear()
 
     @override
     def get_stats(self) -> Stats:
@@ -202,8 +197,8 @@ class MemoryTier(SecondaryTierManager):
     def check(self) -> None:
         """Assert every invariant."""
         assert len(self._chunks) <= self._capacity
-        assert set(self._chunks) == {key for key in self._chunks if key in self._policy}
-        assert len(self._policy) == len(self._chunks)
+        assert all(key in self._order for key in self._chunks)
+        assert len(self._order) == len(self._chunks)
         queued = {copy.job.job_id for copy in (*self._loads, *self._stores)}
         assert queued == set(self._jobs.job_ids())
 
@@ -244,26 +239,22 @@ class MemoryTier(SecondaryTierManager):
     def _store(self, copy: _Copy) -> Outcome:
         if copy.key in self._chunks:
             return Outcome.PRESENT
-        admission = self._policy.admit(
-            self._trail_of(copy.job.req_context),
-            [copy.key],
-            self._capacity - len(self._chunks),
-            lambda keys: [key for key in keys if key in self._chunks],
-            self._env.clock.now_s(),
-        )
-        self._remove(admission.victims, RemovalReason.EVICTED)
-        if not admission.num_admitted:
-            return Outcome.REFUSED
+        if len(self._chunks) == self._capacity:
+            victims = self._order.choose(1, copy.trail, lambda _key: True)
+            if not victims:
+                return Outcome.REFUSED
+            self._remove(victims, RemovalReason.EVICTED)
         payload = bytes(self._slots[copy.slot])
         header = encode_header(copy.key, payload, self._digest, copy.expires_at_s)
         self._chunks[copy.key] = _Stored(header, payload, copy.expires_at_s)
+        self._order.add(copy.trail, copy.key)
         heapq.heappush(self._expiries, (copy.expires_at_s, copy.key))
         self._events.append(OffloadingEvent(EventKind.STORED, (copy.key,), self._env.name))
         return Outcome.ARRIVED
 
     def _remove(self, keys: Iterable[OffloadKey], reason: RemovalReason) -> None:
         gone = [key for key in keys if self._chunks.pop(key, None)]
-        self._policy.remove(gone)
+        self._order.remove(gone)
         self._removed[reason] += len(gone)
         if gone:
             removed = OffloadingEvent(EventKind.REMOVED, gone, self._env.name, reason)
@@ -282,7 +273,3 @@ class MemoryTier(SecondaryTierManager):
             queue = self._stores if isinstance(copy.job, StoreJob) else self._loads
             queue.remove(copy)
             self._settle(copy, Outcome.FAILED)
-
-    def _trail_of(self, ctx: ReqContext | None) -> RequestTrail:
-        known = self._trails.get(ctx.req_id) if ctx else None
-        return known or RequestTrail()

@@ -1,99 +1,114 @@
-"""The order in which a tier evicts when it is given no other policy: least recently used first."""
+"""The order in which a tier's chunks leave: lower priorities first, then the longest unused."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from itertools import islice
-
-from typing_extensions import override
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import chain
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import Admission, Evictable, EvictionPolicy, RequestTrail
-
-_BATCH = 64
+from kvstrata.core.request import PRIORITY_DEFAULT, ReqContext
 
 
-class RecencyPolicy(EvictionPolicy):
-    """Least recently used first, lower priorities before higher ones, tails before heads.
+@dataclass(slots=True)
+class Trail:
+    """The chunks that one request has used or stored in this tier, in prefix order."""
 
-    It admits whatever it finds room for. A request makes no room with chunks of a higher priority,
-    nor with its own.
+    priority: int = PRIORITY_DEFAULT
+    keys: dict[OffloadKey, None] = field(default_factory=dict)
+
+
+class Trails:
+    """One trail for each live request. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._trails: dict[str, Trail] = {}
+
+    def start(self, ctx: ReqContext) -> None:
+        """Begin a request."""
+        self._trails[ctx.req_id] = Trail(ctx.hints.priority)
+
+    def end(self, ctx: ReqContext) -> None:
+        """Forget a request; jobs that have its trail keep it."""
+        self._trails.pop(ctx.req_id, None)
+
+    def of(self, ctx: ReqContext | None) -> Trail:
+        """Return the request's trail; a new one for a request that is not live, or for none."""
+        if ctx is None:
+            return Trail()
+        return self._trails.get(ctx.req_id) or Trail(ctx.hints.priority)
+
+
+class RecencyOrder:
+    """Keys by priority class and time of last use. Not thread-safe.
+
+    Within a request tails leave before heads, once `use` has been called after the last `add`.
     """
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self._orders: dict[int, OrderedDict[OffloadKey, None]] = {}  # by priority, oldest first
+    def __init__(self) -> None:
+        self._classes: dict[int, OrderedDict[OffloadKey, None]] = {}  # longest unused first
         self._priority: dict[OffloadKey, int] = {}
 
-    @override
-    def access(self, trail: RequestTrail, keys: Sequence[OffloadKey], now_s: float) -> None:
-        if len(keys) >= len(trail.keys) or trail.keys[: len(keys)] != list(keys):
-            trail.keys = list(keys)
-        self._refresh(trail)
-
-    @override
-    def admit(
-        self,
-        trail: RequestTrail,
-        keys: Sequence[OffloadKey],
-        num_free: int,
-        evictable: Evictable,
-        now_s: float,
-    ) -> Admission:
-        victims = self._choose(len(keys) - num_free, trail, evictable)
-        self.remove(victims)
-        admitted = keys[: max(0, num_free) + len(victims)]
-        for key in admitted:
-            self._priority[key] = trail.priority
-            self._orders.setdefault(trail.priority, OrderedDict())[key] = None
-        known = set(trail.keys)
-        trail.keys += [key for key in admitted if key not in known]
-        self._refresh(trail)
-        return Admission(len(admitted), victims)
-
-    @override
-    def remove(self, keys: Iterable[OffloadKey]) -> None:
-        for key in keys:
-            priority = self._priority.pop(key, None)
-            if priority is not None:
-                del self._orders[priority][key]
-
-    @override
-    def clear(self) -> None:
-        self._orders.clear()
-        self._priority.clear()
-
-    @override
     def __len__(self) -> int:
         return len(self._priority)
 
-    @override
     def __contains__(self, key: object) -> bool:
         return key in self._priority
 
-    @override
-    def check(self) -> None:
-        listed = {key: prio for prio, order in self._orders.items() for key in order}
-        assert listed == self._priority
-        assert sum(map(len, self._orders.values())) == len(listed)
+    def add(self, trail: Trail, key: OffloadKey) -> None:
+        """Take in a key that is not there; it continues the request's trail."""
+        trail.keys[key] = None
+        self._priority[key] = trail.priority
+        self._classes.setdefault(trail.priority, OrderedDict())[key] = None
 
-    def _refresh(self, trail: RequestTrail) -> None:
-        """Make the request's chunks the most recent ones, its head the very last to leave."""
+    def use(self, trail: Trail, keys: Iterable[OffloadKey] = ()) -> None:
+        """Note that a request uses chunks, in prefix order; those that are not there don't count.
+
+        All of its trail counts as used, from its end to its start. A chunk keeps the highest
+        priority that it was used with.
+        """
+        trail.keys = dict.fromkeys(keys) | trail.keys
         for key in reversed(trail.keys):
             old = self._priority.get(key)
             if old is None:
                 continue
             if old < trail.priority:
-                del self._orders[old][key]
+                del self._classes[old][key]
                 self._priority[key] = trail.priority
-                self._orders.setdefault(trail.priority, OrderedDict())[key] = None
+                self._classes.setdefault(trail.priority, OrderedDict())[key] = None
             else:
-                self._orders[old].move_to_end(key)
+                self._classes[old].move_to_end(key)
 
-    def _choose(self, count: int, trail: RequestTrail, evictable: Evictable) -> list[OffloadKey]:
-        own = set(trail.keys)
+    def remove(self, keys: Iterable[OffloadKey]) -> None:
+        """Forget keys; those that are not there are ignored."""
+        for key in keys:
+            priority = self._priority.pop(key, None)
+            if priority is not None:
+                del self._classes[priority][key]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._classes.clear()
+        self._priority.clear()
+
+    def choose(
+        self, count: int, trail: Trail, may_leave: Callable[[OffloadKey], bool]
+    ) -> list[OffloadKey]:
+        """Name up to `count` keys that leave for this request; nothing is forgotten yet.
+
+        None of its own trail, none of a higher priority, and none that may not leave.
+        """
         victims: list[OffloadKey] = []
-        for priority in sorted(p for p in self._orders if p <= trail.priority):
-            oldest = (key for key in self._orders[priority] if key not in own)
-            while len(victims) < count and (batch := list(islice(oldest, _BATCH))):
-                victims += list(evictable(batch))[: count - len(victims)]
+        if count <= 0:
+            return victims
+        lower = sorted(each for each in self._classes if each <= trail.priority)
+        for key in chain.from_iterable(self._classes[each] for each in lower):
+            if key not in trail.keys and may_leave(key):
+                victims.append(key)
+                if len(victims) == count:
+                    break
         return victims
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        listed = {key: prio for prio, order in self._classes.items() for key in order}
+        assert listed == self._priority

@@ -9,9 +9,13 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from obstore import delete, get, list as list_objects, put  # isort: skip
-from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
-from obstore.store import from_url
+try:
+    from obstore import delete, get, put
+    from obstore import list as list_objects
+    from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
+    from obstore.store import from_url
+except ImportError as error:
+    raise ImportError("obstore is missing: install kvstrata[object]") from error
 
 from kvstrata.core.errors import ConfigError, TierError
 from kvstrata.tiers.object.settings import Addressing, ObjectSettings, Secret
@@ -84,10 +88,10 @@ _BY_STATUS: Final[Mapping[int, FailureKind]] = {
     501: FailureKind.NOT_SUPPORTED,
     503: FailureKind.THROTTLED,
 }
+# Paths of the machine's metadata service, the last place where credentials are looked for.
+_OF_METADATA_SERVICE: Final = ("/latest/api/token", "/latest/meta-data/", "/computeMetadata/")
 # In order: what obstore says when no answer came that has a status.
 _BY_TEXT: Final = (
-    ("/latest/api/token", FailureKind.NO_CREDENTIALS),
-    ("/latest/meta-data/", FailureKind.NO_CREDENTIALS),
     ("redirect without LOCATION", FailureKind.WRONG_REGION),
     ("StartTooLarge", FailureKind.WRONG_SIZE),
     ("kind: Connect", FailureKind.UNREACHABLE),
@@ -122,6 +126,8 @@ def sort_failure(tier: str, error: Exception) -> ObjectStoreError:
     status = int(match[1]) if (match := _STATUS.search(text)) else 0
     region = match[1] if (match := _REGION.search(text)) else ""
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    if any(part in text for part in _OF_METADATA_SERVICE):
+        kind = FailureKind.NO_CREDENTIALS
     if kind is None and status >= 500:
         kind = FailureKind.SERVER_ERROR
     if isinstance(error, AlreadyExistsError):

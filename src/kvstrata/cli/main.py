@@ -1,0 +1,29 @@
+"""Gather the verbs of the `kvstrata` command."""
+
+import sys
+
+import typer
+
+from kvstrata.cli.bench_object import bench_object
+from kvstrata.cli.check import check
+from kvstrata.core.errors import ConfigError
+
+app = typer.Typer(
+    help="Keep LLM KV blocks in host memory, files, object stores and peers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+app.command()(check)
+bench.command("object")(bench_object)
+
+
+def main() -> None:
+    """Run the command; a wrong setting is one line, not a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,252 @@
+"""`KVStore`: put and get chunks without a scheduler, over the same manager that engines use."""
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from typing_extensions import Buffer
+
+from kvstrata.build import build_manager
+from kvstrata.config_sources import load_config
+from kvstrata.core.config import Config
+from kvstrata.core.errors import ConfigError
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.manager import OffloadingManager, ShutdownReport
+from kvstrata.core.request import HINTS_PARAM, ReqContext, ScheduleEndContext
+from kvstrata.core.results import LookupResult
+from kvstrata.core.stats import Stats
+
+POLL_S: Final = 0.001
+NOTHING_NEW: Final = ScheduleEndContext((), ())
+
+
+class KVStore:
+    """Chunks by key, in host memory and the configured tiers.
+
+    Keys name chunks in prefix order, as everywhere: `put` keeps the first ones where not all fit,
+    and `get` returns the longest prefix there is. Safe to use from several threads; one call works
+    at a time. Use it in a `with` block, or call `close`.
+    """
+
+    def __init__(self, manager: OffloadingManager, *, max_wait_s: float = 5.0) -> None:
+        """Drive a manager; it is owned, and nobody else may call it."""
+        self._manager = manager
+        self._max_wait_s = max_wait_s
+        self._lock = threading.Lock()
+        self._serial = itertools.count()
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of every row."""
+        return self._manager.slots.chunk_bytes
+
+    def put(
+        self,
+        keys: Sequence[OffloadKey],
+        rows: Sequence[Buffer],
+        hints: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Store chunks; return how many of them, from the first on, are kept somewhere afterwards.
+
+        Args:
+            keys: In prefix order.
+            rows: `rows[i]` holds the `chunk_bytes` bytes of `keys[i]`; copied before the call ends.
+            hints: As in `kv_transfer_params["kvstrata"]`.
+
+        Raises:
+            ValueError: A row has another size, or there are more or fewer rows than keys.
+
+        Blocks: for the copies, and up to `max_wait_s` for room. Tiers are filled afterwards; see
+        `flush`.
+        """
+        views = self._views(keys, rows)
+        with self._lock:
+            ctx = self._begin(hints)
+            self._manager.touch(keys, ctx)
+            deadline_s = time.monotonic() + self._max_wait_s
+            begin = 0
+            while begin < len(keys) and time.monotonic() < deadline_s:
+                num_there = self._put_some(keys[begin:], views[begin:], ctx)
+                begin += num_there
+                if not num_there and not self._manager.has_pending_work():
+                    break  # refused, or full of what may not leave
+                if not num_there:
+                    self._step_and_sleep()
+            self._manager.on_request_finished(ctx)
+            return begin
+
+    def _put_some(
+        self, keys: Sequence[OffloadKey], views: Sequence[memoryview], ctx: ReqContext
+    ) -> int:
+        """Store what finds room now; return how many of the first keys are there afterwards."""
+        manager = self._manager
+        piece = keys[: max(1, manager.slots.num_slots // 2)]
+        output = manager.prepare_store(piece, ctx)
+        if output is not None:
+            view_of = dict(zip(piece, views, strict=False))
+            for key, slot in zip(output.keys_to_store, output.store_spec.slots, strict=True):
+                manager.slots[slot][:] = view_of[key]
+            manager.complete_store(output.keys_to_store, ctx)
+        manager.on_schedule_end(NOTHING_NEW)
+        states = manager.lookup_states(piece, ctx)
+        return next(
+            (i for i, s in enumerate(states) if s in {LookupResult.MISS, LookupResult.RETRY}),
+            len(piece),
+        )
+
+    def get(
+        self,
+        keys: Sequence[OffloadKey],
+        rows: Sequence[Buffer],
+        hints: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Load chunks; return the length of the prefix that was loaded.
+
+        Args:
+            keys: In prefix order.
+            rows: Writable buffers of `chunk_bytes`; `rows[i]` gets `keys[i]`. Those past the
+                returned length are untouched.
+            hints: As in `kv_transfer_params["kvstrata"]`.
+
+        Raises:
+            ValueError: A row has another size, or there are more or fewer rows than keys.
+
+        Blocks: for the copies, and up to `max_wait_s` for each stretch that tiers have to fetch.
+        """
+        views = self._views(keys, rows)
+        with self._lock:
+            begin = 0
+            while begin < len(keys):
+                count = self._get_some(keys[begin:], views[begin:], hints)
+                begin += count
+                if not count:
+                    break
+            return begin
+
+    def _get_some(
+        self,
+        keys: Sequence[OffloadKey],
+        views: Sequence[memoryview],
+        hints: Mapping[str, Any] | None,
+    ) -> int:
+        """Load as much as is there at one time: all of it, unless the primary is too small."""
+        manager, ctx = self._manager, self._begin(hints)
+        deadline_s = time.monotonic() + self._max_wait_s
+        count = manager.lookup(keys, ctx)
+        while count is None and time.monotonic() < deadline_s:
+            self._step_and_sleep()
+            count = manager.lookup(keys, ctx)
+        count = count or 0
+        if count:
+            manager.touch(keys, ctx)
+            found = keys[:count]
+            spec = manager.prepare_load(found, ctx)
+            for view, slot in zip(views, spec.slots, strict=False):
+                view[:] = manager.slots[slot]
+            manager.complete_load(found, ctx)
+        manager.on_request_finished(ctx)
+        manager.on_schedule_end(NOTHING_NEW)
+        return count
+
+    def contains(
+        self, keys: Sequence[OffloadKey], hints: Mapping[str, Any] | None = None
+    ) -> list[bool]:
+        """Say for each key whether it can be loaded or fetched. Blocks: up to `max_wait_s`."""
+        with self._lock:
+            ctx = self._begin(hints)
+            deadline_s = time.monotonic() + self._max_wait_s
+            states = self._manager.lookup_states(keys, ctx)
+            while LookupResult.RETRY in states and time.monotonic() < deadline_s:
+                self._step_and_sleep()
+                states = self._manager.lookup_states(keys, ctx)
+            self._manager.on_request_finished(ctx)
+            return [state in {LookupResult.HIT, LookupResult.HIT_PENDING} for state in states]
+
+    def delete(self, keys: Sequence[OffloadKey], hints: Mapping[str, Any] | None = None) -> None:
+        """Forget chunks in every tier."""
+        with self._lock:
+            ctx = self._begin(hints)
+            self._manager.delete(keys, ctx)
+            self._manager.on_request_finished(ctx)
+            self._manager.on_schedule_end(NOTHING_NEW)
+
+    def clear(self) -> None:
+        """Forget everything in this namespace, in every tier."""
+        with self._lock:
+            self._manager.reset_cache()
+            self._manager.on_schedule_end(NOTHING_NEW)
+
+    def prefetch(self, keys: Sequence[OffloadKey], hints: Mapping[str, Any] | None = None) -> None:
+        """Begin to fetch chunks into host memory. Returns at once; later calls carry it on."""
+        with self._lock:
+            ctx = self._begin(hints)
+            self._manager.lookup(keys, ctx)
+            self._manager.on_schedule_end(NOTHING_NEW)
+            self._manager.on_request_finished(ctx)
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until tiers have taken what they were given; False if that takes longer."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            self._manager.on_schedule_end(NOTHING_NEW)
+            while self._manager.has_pending_work():
+                if time.monotonic() > deadline_s:
+                    return False
+                self._step_and_sleep()
+            return True
+
+    def get_stats(self) -> Stats:
+        """Return a snapshot of use and counters."""
+        return self._manager.get_stats()
+
+    def close(self, timeout_s: float = 10.0) -> ShutdownReport:
+        """Flush, stop tiers, give memory back; a second call returns the same report."""
+        with self._lock:
+            return self._manager.shutdown(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self, hints: Mapping[str, Any] | None) -> ReqContext:
+        params = {HINTS_PARAM: hints} if hints is not None else None
+        ctx = ReqContext(f"kv-store-{next(self._serial)}", params)
+        self._manager.on_new_request(ctx)
+        return ctx
+
+    def _step_and_sleep(self) -> None:
+        self._manager.on_schedule_end(NOTHING_NEW)
+        time.sleep(POLL_S)
+
+    def _views(self, keys: Sequence[OffloadKey], rows: Sequence[Buffer]) -> list[memoryview]:
+        if len(keys) != len(rows):
+            raise ValueError(f"{len(keys)} keys, but {len(rows)} rows")
+        views = [memoryview(row).cast("B") for row in rows]
+        for i, view in enumerate(views):
+            if view.nbytes != self.chunk_bytes:
+                raise ValueError(f"rows[{i}] has {view.nbytes} bytes, not {self.chunk_bytes}")
+        return views
+
+
+def open_store(source: Mapping[str, Any] | Config | str | Path) -> KVStore:
+    """Open the store that a mapping, a Config or a file describes; `kvstrata.open` is this.
+
+    Raises:
+        ConfigError: A setting is wrong or missing; `chunk_bytes` is required here.
+    """
+    config = load_config(source)
+    if config.chunk_bytes is None:
+        raise ConfigError("chunk_bytes", "is required: the size of every chunk")
+    manager = build_manager(config, chunk_bytes=config.chunk_bytes, namespace=config.namespace)
+    return KVStore(manager, max_wait_s=config.max_wait_s)

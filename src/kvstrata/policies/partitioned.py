@@ -1,0 +1,210 @@
+"""Priority classes and shares of tenants around any policy."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from typing_extensions import override
+
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.policy import Admission, EvictionPolicy, RequestTrail, Run, Victim
+from kvstrata.core.request import PRIORITY_DEFAULT
+
+Partition = tuple[str | None, int]
+"""Pool and priority."""
+
+COMMON: Partition = (None, PRIORITY_DEFAULT)
+
+
+class PartitionedPolicy(EvictionPolicy):
+    """One inner policy per pool and priority class; requests without hints share one.
+
+    Chunks of a lower class leave before those of a higher one, and a new chunk never displaces one
+    of a higher class. Two limits keep that from choking the tier: more than `num_priority_max`
+    chunks above the default class count as default ones, and a pool never holds more than its
+    quota. Within its quota a pool may displace others' chunks, of the fullest pool first.
+    """
+
+    def __init__(
+        self,
+        common: EvictionPolicy,
+        make: Callable[[int], EvictionPolicy],
+        *,
+        num_priority_max: int | None = None,
+        quotas: Mapping[str, int] | None = None,
+    ) -> None:
+        """Wrap a policy.
+
+        Args:
+            common: Has the requests without class and pool; may track runs of such already. Its
+                capacity is that of the whole.
+            make: Makes an inner policy for so many chunks.
+            num_priority_max: Chunks that may be above the default class; None for all.
+            quotas: Chunks that each pool may hold.
+        """
+        super().__init__(common.capacity)
+        self._make = make
+        self._common = common
+        self._parts: dict[Partition, EvictionPolicy] = {COMMON: common}
+        self._num_used: dict[str | None, int] = {}
+        self._num_high = 0
+        self._num_high_max = self.capacity if num_priority_max is None else num_priority_max
+        self._quotas = dict(quotas or {})
+        self.is_tree = common.is_tree
+
+    def _part(self, pool: str | None, priority: int) -> EvictionPolicy:
+        part = self._parts.get((pool, priority))
+        if part is None:
+            size = self._quotas.get(pool, self.capacity) if pool is not None else self.capacity
+            part = self._parts[pool, priority] = self._make(max(1, size))
+        return part
+
+    def _count(self, run: Run, change: int) -> None:
+        if run.pool is not None:
+            self._num_used[run.pool] = self._num_used.get(run.pool, 0) + change
+        if run.priority > PRIORITY_DEFAULT:
+            self._num_high += change
+
+    @override
+    def access(
+        self,
+        trail: RequestTrail,
+        keys: Sequence[OffloadKey],
+        runs: Sequence[Run],
+        now_s: float,
+    ) -> None:
+        groups: dict[Partition, list[Run]] = {(trail.pool, trail.priority): []}
+        for run in runs:
+            if run.priority < trail.priority:
+                self._raise(trail, run, now_s)
+            groups.setdefault((run.pool, run.priority), []).append(run)
+        for partition, group in groups.items():
+            self._part(*partition).access(trail, keys, group, now_s)
+
+    def _raise(self, trail: RequestTrail, run: Run, now_s: float) -> None:
+        """Move a run to the higher class of a request that uses it, if there is room in it."""
+        size = len(run.keys)
+        num_more = size if run.priority <= PRIORITY_DEFAULT < trail.priority else 0
+        if self._num_high + num_more > self._num_high_max:
+            return
+        self.remove(run)
+        run.priority, run.state = trail.priority, None
+        self._part(run.pool, run.priority).insert(trail, run, now_s)
+        self._count(run, size)
+
+    @override
+    def admit(
+        self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
+    ) -> Admission:
+        for run in trail.runs:
+            run.num_holds += 1
+        try:
+            return self._admit(trail, keys, num_free, now_s)
+        finally:
+            for run in trail.runs:
+                run.num_holds -= 1
+
+    def _admit(
+        self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
+    ) -> Admission:
+        pool, priority, num_wanted = trail.pool, trail.priority, len(keys)
+        victims: list[Victim] = []
+        if pool is not None and pool in self._quotas:
+            num_over = self._num_used.get(pool, 0) + num_wanted - self._quotas[pool]
+            own = [part for part in self._parts if part[0] == pool and part[1] <= priority]
+            victims = self._take(own, num_over)
+            num_wanted -= max(0, num_over - _num_chunks(victims))
+        lower = [part for part in self._parts if part[1] < priority]
+        victims += self._take(lower, num_wanted - num_free - _num_chunks(victims))
+        num_free += _num_chunks(victims)
+        own_part = self._part(pool, priority)
+        answer = own_part.admit(trail, keys[: max(0, num_wanted)], num_free, now_s)
+        for run, count in answer.victims:
+            self._count(run, -count)
+        victims += answer.victims
+        num_admitted = answer.num_admitted
+        if num_admitted < num_wanted and not answer.is_refusal:
+            peers = [part for part in self._parts if part[1] == priority and part[0] != pool]
+            more = self._take(peers, num_wanted - num_admitted)
+            num_admitted += _num_chunks(more)
+            victims += more
+        is_refusal = answer.is_refusal or num_wanted < len(keys)
+        return Admission(num_admitted, victims, is_refusal)
+
+    def _take(self, parts: list[Partition], count: int) -> list[Victim]:
+        """Choose victims and forget them: lowest class first, then the fullest pool."""
+        victims: list[Victim] = []
+        for partition in sorted(parts, key=self._rank):
+            if count <= 0:
+                break
+            part = self._parts[partition]
+            for run, num_chunks in part.choose(count):
+                victims.append((run, num_chunks))
+                count -= num_chunks
+                self._count(run, -num_chunks)
+                if num_chunks == len(run.keys):
+                    part.remove(run)
+        return victims
+
+    def _rank(self, partition: Partition) -> tuple[int, float]:
+        pool, priority = partition
+        if pool is None:
+            return priority, 0.0
+        return priority, -self._num_used.get(pool, 0) / max(1, self._quotas.get(pool, 1))
+
+    @override
+    def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
+        if run.priority > PRIORITY_DEFAULT and self._num_high + len(run.keys) > self._num_high_max:
+            run.priority = PRIORITY_DEFAULT
+        self._count(run, len(run.keys))
+        runs = trail.runs
+        trail.runs = [r for r in runs if (r.pool, r.priority) == (run.pool, run.priority)]
+        self._part(run.pool, run.priority).insert(trail, run, now_s)
+        trail.runs = runs
+
+    @override
+    def split(self, head: Run, tail: Run) -> None:
+        self._part(tail.pool, tail.priority).split(head, tail)
+
+    @override
+    def join(self, head: Run, tail: Run) -> bool:
+        if (head.pool, head.priority) != (tail.pool, tail.priority):
+            return False
+        return self._part(tail.pool, tail.priority).join(head, tail)
+
+    @override
+    def choose(self, count: int) -> Sequence[Victim]:
+        victims: list[Victim] = []
+        for partition in sorted(self._parts, key=self._rank):
+            victims += self._parts[partition].choose(count - _num_chunks(victims))
+        return victims
+
+    @override
+    def remove(self, run: Run) -> None:
+        self._part(run.pool, run.priority).remove(run)
+        self._count(run, -len(run.keys))
+
+    @override
+    def clear(self) -> None:
+        for part in self._parts.values():
+            part.clear()
+        self._num_used.clear()
+        self._num_high = 0
+
+    @override
+    def runs(self) -> list[Run]:
+        parts = sorted(self._parts, key=self._rank)
+        return [run for partition in parts for run in self._parts[partition].runs()]
+
+    @override
+    def check(self) -> None:
+        super().check()
+        for part in self._parts.values():
+            part.check()
+        runs = self.runs()
+        assert self._num_high == sum(len(r.keys) for r in runs if r.priority > PRIORITY_DEFAULT)
+        for pool, num_used in self._num_used.items():
+            assert num_used == sum(len(run.keys) for run in runs if run.pool == pool)
+            assert num_used <= self._quotas.get(pool or "", self.capacity)
+
+
+def _num_chunks(victims: Sequence[Victim]) -> int:
+    return sum(count for _, count in victims)

@@ -1,0 +1,1 @@
+"""The orchestrator: one primary and any number of secondary tiers below it."""

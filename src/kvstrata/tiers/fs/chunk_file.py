@@ -1,0 +1,107 @@
+"""One chunk as one file: the header, the payload, and padding to a whole number of 4096 bytes.
+
+The padding is there because direct I/O moves whole 4096-byte units; the header has the true length.
+A row of the primary has the same padding, so header and row go to disk, and come from it, in one
+vectored call.
+"""
+
+import errno
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstrata.core.keys import OffloadKey
+from kvstrata.tiers.chunk_format import (
+    HEADER_BYTES,
+    NEVER_S,
+    ChunkHeader,
+    encode_header,
+    verify_chunk,
+)
+from kvstrata.tiers.fs.disk import Disk, OpenFile
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkName:
+    """What a file must be: whose chunk, how long its payload is, and which tier asks."""
+
+    path: str
+    key: OffloadKey
+    namespace_digest: bytes
+    chunk_bytes: int
+    tier: str
+
+
+def new_page() -> memoryview:
+    """Return memory for one header, aligned for direct I/O; each thread has its own."""
+    return memoryview(mmap.mmap(-1, HEADER_BYTES))
+
+
+def put(
+    disk: Disk,
+    name: ChunkName,
+    row: memoryview,
+    page: memoryview,
+    *,
+    used_at_s: float = 0.0,
+    expires_at_s: float = NEVER_S,
+    publish: Callable[[OpenFile, str], bool] | None = None,
+) -> bool:
+    """Write a chunk's file; it appears whole or not at all.
+
+    Args:
+        disk: Where to.
+        name: Which chunk.
+        row: The payload and its padding: a whole number of 4096 bytes.
+        page: For the header, overwritten.
+        used_at_s: Time of last use, seconds since 1970.
+        expires_at_s: When it must be gone, seconds since 1970.
+        publish: Called instead of `disk.publish` to let the file appear.
+
+    Returns:
+        False if the chunk was there already.
+
+    Raises:
+        OSError: It could not be written; nothing of it is left.
+    """
+    page[:] = encode_header(name.key, row[: name.chunk_bytes], name.namespace_digest, expires_at_s)
+    file = disk.create(name.path.rpartition("/")[0])
+    try:
+        num_bytes = disk.write(file, [page, row])
+        if num_bytes != HEADER_BYTES + len(row):
+            is_full = disk.free_bytes() < len(row)
+            raise OSError(
+                errno.ENOSPC if is_full else errno.EIO,
+                f"{num_bytes} of {HEADER_BYTES + len(row)} bytes written",
+            )
+        disk.set_times(file, used_at_s, expires_at_s)
+        return (publish or disk.publish)(file, name.path)
+    finally:
+        disk.discard(file)
+
+
+def get(disk: Disk, name: ChunkName, row: memoryview, page: memoryview) -> ChunkHeader:
+    """Read a chunk's file into a row and verify it.
+
+    Args:
+        disk: Where from.
+        name: Which chunk.
+        row: For the payload and its padding: a whole number of 4096 bytes.
+        page: For the header, overwritten.
+
+    Returns:
+        The header. The row holds exactly what was stored; after an error it holds anything.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptChunkError: The file is short, or is not what was stored under this key.
+        OSError: It could not be read.
+    """
+    file = disk.open(name.path)
+    try:
+        num_bytes = disk.read(file, [page, row])
+    finally:
+        disk.discard(file)
+    header = page[: min(num_bytes, HEADER_BYTES)]
+    payload = row[: max(0, min(num_bytes - HEADER_BYTES, name.chunk_bytes))]
+    return verify_chunk(header, payload, name.key, name.namespace_digest, name.tier)

@@ -1,0 +1,361 @@
+"""Jobs as operations on threads: each chunk is settled one time, whatever its operation does."""
+
+import errno
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvstrata.core.keys import JobId, OffloadKey
+from kvstrata.core.memory import SlotView
+from kvstrata.core.results import JobResult, LoadJob, StoreJob
+from kvstrata.core.stats import JobStats
+from kvstrata.core.tier import TierEnv
+from kvstrata.tiers.chunk_format import NEVER_S
+from kvstrata.tiers.fs.index import Write
+from kvstrata.tiers.fs.settings import FsSettings
+from kvstrata.tiers.fs.store import ChunkStore
+from kvstrata.tiers.fs.workers import Lane, Workers
+from kvstrata.tiers.jobs import Job, JobBook, Outcome
+from kvstrata.tiers.recency import Trail
+
+logger = logging.getLogger("kvstrata.fs")
+
+NUM_GRANTED_MAX: Final = 32
+"""Room is made for so many chunks at a time: few calls, and no long wait for the account."""
+
+_BLOCKING: Final = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read_only"}
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    copies: "Copies"
+    job: LoadJob
+    seq: int
+    key: OffloadKey
+    slot: int
+    is_settled: bool = False
+
+    def run(self, page: memoryview) -> None:
+        self.copies.run_load(self, page)
+
+    def fail(self) -> None:
+        self.copies.settle(self, Outcome.FAILED)
+
+
+@dataclass(slots=True, eq=False)
+class _Store(Write):
+    copies: "Copies" = field(kw_only=True)
+    job: StoreJob = field(kw_only=True)
+    slot: int = field(kw_only=True)
+    is_settled: bool = False
+
+    def run(self, page: memoryview) -> None:
+        self.copies.run_store(self, page)
+
+    def fail(self) -> None:
+        self.copies.settle(self, Outcome.FAILED)
+
+
+@dataclass(slots=True, eq=False)
+class _Admit:
+    """Some chunks of a store job that still need room."""
+
+    copies: "Copies"
+    seq: int
+    stores: list[_Store]
+
+    def run(self, page: memoryview) -> None:
+        del page
+        self.copies.run_admit(self)
+
+    def fail(self) -> None:
+        for store in self.stores:
+            store.fail()
+
+
+class Copies:
+    """Loads and stores in flight. Thread: any; calls of the tier's contract take one short lock."""
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        workers: Workers,
+        slots: SlotView,
+        settings: FsSettings,
+        env: TierEnv,
+    ) -> None:
+        self.is_hung = False
+        self._store = store
+        self._workers = workers
+        self._slots = slots
+        self._settings = settings
+        self._name = env.name
+        self._clock = env.clock
+        self._book = JobBook(slots.chunk_bytes)
+        self._changed = threading.Condition()  # guards everything below, and the book
+        self._seq = 0  # of jobs, so that a void reaches those before it only
+        self._void_seq = 0
+        self._void_keys: dict[OffloadKey, int] = {}
+        self._cancelled: set[JobId] = set()
+        self._num_storing = 0
+        self._storing: Counter[OffloadKey] = Counter()
+        self._writes: set[_Store] = set()  # granted and not settled
+        self._blocked = ""
+        self._retry_at_s = 0.0
+
+    # What the tier calls: none of it waits for the disk.
+
+    def submit_load(self, job: LoadJob) -> None:
+        """Take on a job; its chunks are settled one by one."""
+        seq = self._open(job)
+        if self.is_hung:
+            self._fail_job(job)
+            return
+        self._store.index.pin(job.keys)
+        loads = (
+            _Load(self, job, seq, key, slot) for key, slot in zip(job.keys, job.slots, strict=True)
+        )
+        self._workers.submit(Lane.LOAD, loads, len(job.keys))
+
+    def submit_store(self, job: StoreJob, trail: Trail) -> None:
+        """Take on a job, or refuse it where stores can't succeed or too many wait."""
+        seq = self._open(job)
+        with self._changed:
+            num_storing = self._num_storing + len(job.keys)
+            is_refused = (
+                self.is_hung
+                or self._is_blocked()
+                or num_storing > self._settings.num_queued_chunks_max
+            )
+            if not is_refused:
+                self._num_storing = num_storing
+                self._storing.update(job.keys)
+        if is_refused:
+            self._fail_job(job, Outcome.REFUSED)
+            return
+        self._workers.submit(Lane.STORE, self._admissions(job, seq, trail))
+
+    def is_storing(self, key: OffloadKey) -> bool:
+        """Say whether the chunk is queued or being written."""
+        return key in self._storing
+
+    def take_results(self) -> Iterable[JobResult]:
+        """Return the results since the last call."""
+        with self._changed:
+            return self._book.take_results()
+
+    def void_keys(self, keys: Collection[OffloadKey]) -> None:
+        """Keep stores in flight from making these chunks appear."""
+        with self._changed:
+            writes = [each for each in self._writes if each.key in keys]
+            self._void_keys |= {key: self._seq for key in keys if key in self._storing}
+        self._store.index.void(writes)
+
+    def void_all(self) -> None:
+        """Let all jobs in flight fail."""
+        with self._changed:
+            writes = list(self._writes)
+            self._void_seq = self._seq
+        self._store.index.void(writes)
+
+    def cancel(self, job_id: JobId) -> None:
+        """Give up on those chunks of a job that have not started."""
+        with self._changed:
+            if job_id in self._book:
+                self._cancelled.add(job_id)
+
+    def check_deadlines(self) -> None:
+        """Give up on operations that take too long, and on all that wait behind them.
+
+        A store is failed at once: its file will not appear. A load still has its slot until it
+        returns, since until then its bytes may arrive there; so its job stays open as well.
+        """
+        overdue = self._workers.overdue(self._settings.io_deadline_s)
+        if overdue and not self.is_hung:
+            self.is_hung = True
+            logger.warning("%s: no answer from %s, not used", self._name, self._settings.root)
+        for operation in overdue:
+            stores = operation.stores if isinstance(operation, _Admit) else [operation]
+            stores = [each for each in stores if isinstance(each, _Store)]
+            self._store.index.void(stores)
+            for store in stores:
+                store.fail()
+        if self.is_hung:
+            self._fail_queued()
+        if self.is_hung and not overdue:
+            self.is_hung = False
+            logger.warning("%s: %s answers again", self._name, self._settings.root)
+
+    def wait_until_idle(self, timeout_s: float) -> Collection[JobId]:
+        """Wait for all jobs to end; return those that have not."""
+        ends_s = time.monotonic() + timeout_s  # threads take real time, whatever the clock says
+        while True:
+            self.check_deadlines()
+            with self._changed:
+                left_s = ends_s - time.monotonic()
+                if not self._book or left_s <= 0:
+                    return self._book.job_ids()
+                self._changed.wait(min(left_s, 0.05))
+
+    def fail_all(self) -> None:
+        """End every job now, failed as far as it is not done. For the end of the tier only.
+
+        Slots of loads that still run may be written to later: their jobs are those that
+        `wait_until_idle` returned.
+        """
+        self._fail_queued()
+        for operation in self._workers.overdue(0.0):
+            if isinstance(operation, _Load | _Store | _Admit):
+                operation.fail()
+
+    def stats(self) -> tuple[dict[str, float], Sequence[JobStats], str]:
+        """Return counters, jobs in flight, and the state in a word."""
+        with self._changed:
+            jobs = self._book.snapshot(self._name, self._clock.now_s())
+            state = "hung" if self.is_hung else self._blocked or "ok"
+            return dict(self._book.counters), jobs, state
+
+    # What operations call, on the tier's threads.
+
+    def run_load(self, load: _Load, page: memoryview) -> None:
+        """Read one chunk into its slot."""
+        outcome = Outcome.FAILED
+        try:
+            if not self._is_dead(load.job.job_id, load.seq):
+                outcome = self._store.read(load.key, self._slots.row(load.slot), page)
+        except OSError as error:
+            logger.warning("%s: can't read %s: %s", self._name, load.key.hex(), error)
+        if outcome is Outcome.ARRIVED and load.seq <= self._void_seq:
+            outcome = Outcome.FAILED
+        self.settle(load, outcome)
+
+    def run_admit(self, admit: _Admit) -> None:
+        """Make room for some chunks and queue their stores."""
+        wanted = [each for each in admit.stores if self._is_wanted(each, admit.seq)]
+        try:
+            self._store.finish_wipe()
+            num_granted = 0 if self._is_blocked() else self._store.sweep.grant(wanted)
+        except OSError as error:
+            self._note_error(error)
+            admit.fail()
+            return
+        if wanted and not num_granted and not len(self._store.index):
+            self._block("full", "no room and nothing to remove")
+        for each in wanted[num_granted:]:
+            self.settle(each, Outcome.REFUSED)
+        granted = wanted[:num_granted]
+        with self._changed:
+            self._writes.update(granted)
+        self._workers.submit_next(Lane.STORE, iter(granted), num_granted)
+
+    def run_store(self, store: _Store, page: memoryview) -> None:
+        """Write one chunk from its slot."""
+        outcome = Outcome.FAILED
+        try:
+            if store.is_void or self._is_blocked():
+                self._store.sweep.release(store)
+            else:
+                outcome = self._store.write(store, self._slots.row(store.slot), page)
+                self._unblock()
+        except OSError as error:
+            self._note_error(error)
+        self.settle(store, outcome)
+
+    def settle(self, copy: _Load | _Store, outcome: Outcome) -> None:
+        """Note how a chunk ended; only the first time counts."""
+        with self._changed:
+            if isinstance(copy, _Store):
+                self._writes.discard(copy)
+            if copy.is_settled:
+                return
+            copy.is_settled = True
+            if isinstance(copy, _Store):
+                self._forget_storing(copy.key)
+            self._book.settle(copy.job.job_id, copy.key, outcome, self._clock.now_s())
+            if copy.job.job_id not in self._book:
+                self._cancelled.discard(copy.job.job_id)
+                self._changed.notify_all()
+        if isinstance(copy, _Load):
+            self._store.index.unpin(copy.key)
+
+    def _open(self, job: Job) -> int:
+        with self._changed:
+            self._book.open(job, self._clock.now_s())
+            self._seq += 1
+            return self._seq
+
+    def _fail_job(self, job: Job, outcome: Outcome = Outcome.FAILED) -> None:
+        with self._changed:
+            for key in job.keys:
+                self._book.settle(job.job_id, key, outcome, self._clock.now_s())
+
+    def _admissions(self, job: StoreJob, seq: int, trail: Trail) -> Iterator[_Admit]:
+        expiries = job.expires_at_s or [NEVER_S] * len(job.keys)
+        for start in range(0, len(job.keys), NUM_GRANTED_MAX):
+            part = slice(start, start + NUM_GRANTED_MAX)
+            stores = [
+                _Store(key, trail, expires_at_s, copies=self, job=job, slot=slot)
+                for key, slot, expires_at_s in zip(
+                    job.keys[part], job.slots[part], expiries[part], strict=True
+                )
+            ]
+            yield _Admit(self, seq, stores)
+
+    def _is_wanted(self, store: _Store, seq: int) -> bool:
+        """Say whether a store needs to be written; settle it if not."""
+        outcome = None
+        if self._is_dead(store.job.job_id, seq) or self._void_keys.get(store.key, 0) >= seq:
+            outcome = Outcome.FAILED
+        elif not self._store.can_hold(store.key) or self._store.index.is_leaving(store.key):
+            outcome = Outcome.REFUSED
+        elif self._store.index.get(store.key) is not None:
+            outcome = Outcome.PRESENT
+        if outcome is not None:
+            self.settle(store, outcome)
+        return outcome is None
+
+    def _is_dead(self, job_id: JobId, seq: int) -> bool:
+        return self.is_hung or seq <= self._void_seq or job_id in self._cancelled
+
+    def _forget_storing(self, key: OffloadKey) -> None:
+        self._num_storing -= 1
+        self._storing[key] -= 1
+        if self._storing[key] <= 0:
+            del self._storing[key]
+            self._void_keys.pop(key, None)
+
+    def _fail_queued(self) -> None:
+        """Fail what has not started; reservations are given back when a thread has time."""
+        for operation in self._workers.take_queued(Lane.LOAD):
+            operation.fail()
+        for operation in self._workers.take_queued(Lane.STORE):
+            if isinstance(operation, _Store):
+                self._store.index.void([operation])
+                self._workers.submit(Lane.CHORE, iter([operation]))
+            operation.fail()
+
+    def _is_blocked(self) -> bool:
+        return bool(self._blocked) and self._clock.now_s() < self._retry_at_s
+
+    def _note_error(self, error: OSError) -> None:
+        state = _BLOCKING.get(error.errno or 0)
+        if state is None:
+            logger.warning("%s: can't store: %s", self._name, error)
+        else:
+            self._block(state, str(error))
+
+    def _block(self, state: str, reason: str) -> None:
+        """Refuse stores until it is worth another try; say so the first time."""
+        self._retry_at_s = self._clock.now_s() + self._settings.retry_s
+        if self._blocked != state:
+            self._blocked = state
+            logger.warning("%s: %s, stores are refused: %s", self._name, state, reason)
+
+    def _unblock(self) -> None:
+        if self._blocked:
+            self._blocked = ""
+            logger.warning("%s: stores succeed again", self._name)

@@ -1,0 +1,173 @@
+"""One namespace's chunks on a disk: write, read, find and mark them, one call at a time."""
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from kvstrata.core.errors import CorruptChunkError
+from kvstrata.core.events import RemovalReason
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.tier import TierEnv
+from kvstrata.tiers.fs import chunk_file
+from kvstrata.tiers.fs.chunk_file import ChunkName
+from kvstrata.tiers.fs.disk import Disk, OpenFile
+from kvstrata.tiers.fs.index import Index, Write
+from kvstrata.tiers.fs.journal import Journal
+from kvstrata.tiers.fs.layout import KEY_BYTES_MAX, ChunkDir
+from kvstrata.tiers.fs.ledger import LEDGER_BYTES, Ledger
+from kvstrata.tiers.fs.settings import FsSettings
+from kvstrata.tiers.fs.sweep import Sweep
+from kvstrata.tiers.jobs import Outcome
+
+logger = logging.getLogger("kvstrata.fs")
+
+
+class ChunkStore:
+    """Chunks of one size and namespace below a root. Blocks; thread: any.
+
+    Starting adopts what is there and brings the root below its limits.
+    """
+
+    def __init__(self, disk: Disk, settings: FsSettings, env: TierEnv, chunk_bytes: int) -> None:
+        self.chunks = ChunkDir.of(env.namespace, chunk_bytes)
+        settings.check(self.chunks.file_bytes, LEDGER_BYTES, env.path)
+        self.index = Index()
+        self.journal = Journal(env.name)
+        self.ledger = Ledger(settings.root)
+        self._disk = disk
+        self._disk.owner = self.ledger.row
+        self._num_wipes = 0
+        self._num_wiped = 0
+        self._wiping = threading.Lock()
+        self._env = env
+        self.sweep = Sweep(
+            disk,
+            self.ledger,
+            self.index,
+            self.journal,
+            chunks=self.chunks,
+            settings=settings,
+            clock=env.clock,
+        )
+        self.sweep.rescan()
+
+    def close(self) -> None:
+        """Leave the root to others."""
+        self.ledger.close()
+
+    def write(self, write: Write, row: memoryview, page: memoryview) -> Outcome:
+        """Write one chunk for which `sweep.grant` has reserved room.
+
+        Raises:
+            OSError: It could not be written; nothing of it is left, nor reserved.
+        """
+
+        def publish(file: OpenFile, path: str) -> bool:
+            return self.sweep.publish(write, lambda: self._disk.publish(file, path))
+
+        try:
+            has_appeared = chunk_file.put(
+                self._disk,
+                self._name_of(write.key),
+                row,
+                page,
+                used_at_s=self._env.clock.wall_s(),
+                expires_at_s=write.expires_at_s,
+                publish=publish,
+            )
+        finally:
+            self.sweep.release(write)
+        if write.is_void:
+            return Outcome.FAILED
+        return Outcome.ARRIVED if has_appeared else Outcome.PRESENT
+
+    def read(self, key: OffloadKey, row: memoryview, page: memoryview) -> Outcome:
+        """Read one chunk into a row and verify it; what can't be used is removed.
+
+        Raises:
+            OSError: It could not be read.
+        """
+        try:
+            header = chunk_file.get(self._disk, self._name_of(key), row, page)
+        except FileNotFoundError:
+            self._note_missing(key)
+            return Outcome.FAILED
+        except CorruptChunkError as error:
+            logger.warning("%s; the file is removed", error)
+            self.sweep.remove([key], RemovalReason.CORRUPT)
+            return Outcome.CORRUPT
+        if header.expires_at_s <= self._env.clock.wall_s():
+            self.sweep.remove([key], RemovalReason.EXPIRED)
+            return Outcome.FAILED
+        return Outcome.ARRIVED
+
+    def probe(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
+        """Look for files that others may have written, and make them resident; return the rest."""
+        found, absent = [], []
+        for key in keys:
+            stat = self._disk.stat(self._path_of(key)) if self.can_hold(key) else None
+            if stat is None or stat.num_bytes != self.chunks.file_bytes:
+                absent.append(key)
+            else:
+                found.append((key, stat))
+        self.journal.note_stored(self.index.adopt(found))
+        return absent
+
+    def mark(self, num_max: int) -> int:
+        """Tell files of the last use of their chunks, so that others and later starts know.
+
+        Returns for how many it did.
+        """
+        unmarked = self.index.take_unmarked(num_max)
+        for key, entry in unmarked:
+            try:
+                self._disk.set_times(self._path_of(key), entry.used_at_s, entry.expires_at_s)
+            except FileNotFoundError:
+                self._note_missing(key)
+        return len(unmarked)
+
+    def begin_wipe(self) -> None:
+        """Forget all chunks; their files are gone after `finish_wipe`. Does not block."""
+        self._num_wipes += 1
+        if self.index.clear():
+            self.journal.note_cleared()
+
+    def is_wiping(self) -> bool:
+        """Say whether files are still there that have been forgotten."""
+        return self._num_wiped != self._num_wipes
+
+    def finish_wipe(self) -> None:
+        """Remove the files that were forgotten, unless that has been done."""
+        with self._wiping:
+            if self.is_wiping():
+                num_wipes = self._num_wipes
+                self.sweep.wipe()
+                self._num_wiped = num_wipes
+
+    def check(self) -> None:
+        """Assert that the account equals what is on disk, given that nobody writes."""
+        with self.ledger.locked():
+            disk_bytes = sum(found.stat.num_bytes for found in self._disk.scan())
+            assert self.ledger.reserved_bytes == 0
+            assert self.ledger.used_bytes() == disk_bytes + LEDGER_BYTES
+            assert not self._disk.list_temporaries()
+
+    def can_hold(self, key: OffloadKey) -> bool:
+        """Say whether the key fits into a file name."""
+        return 0 < len(key) <= KEY_BYTES_MAX
+
+    def _note_missing(self, key: OffloadKey) -> None:
+        dropped = self.index.drop([key])
+        self.index.gone(dropped)
+        if dropped:
+            self.sweep.has_drifted = True
+            self.journal.note_removed(dropped, RemovalReason.EXTERNAL)
+
+    def _name_of(self, key: OffloadKey) -> ChunkName:
+        chunks = self.chunks
+        return ChunkName(
+            self._path_of(key), key, chunks.namespace_digest, chunks.chunk_bytes, self._env.name
+        )
+
+    def _path_of(self, key: OffloadKey) -> str:
+        return self.chunks.path_of(key)

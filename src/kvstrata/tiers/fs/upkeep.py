@@ -1,0 +1,107 @@
+"""What the tier does besides copies: expiry, removals, limits, and looks at what is on disk."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from kvstrata.core.clock import Clock
+from kvstrata.core.events import RemovalReason
+from kvstrata.core.keys import OffloadKey
+from kvstrata.tiers.fs.settings import FsSettings
+from kvstrata.tiers.fs.store import ChunkStore
+from kvstrata.tiers.fs.workers import Lane, Workers
+
+logger = logging.getLogger("kvstrata.fs")
+
+CHECK_FREE_S: Final = 1.0
+MARK_S: Final = 600.0
+NUM_MARKED_MAX: Final = 256
+SCAN_SHARE: Final = 0.01
+"""A look at the whole root takes no more than this share of the time."""
+
+
+@dataclass(slots=True, eq=False)
+class _Chore:
+    do: Callable[[], None]
+
+    def run(self, page: memoryview) -> None:
+        del page
+        try:
+            self.do()
+        except OSError as error:
+            logger.warning("upkeep failed: %s", error)
+
+    def fail(self) -> None:
+        pass  # whatever it left undone, the next scan finds
+
+
+class Upkeep:
+    """Starts what is due at the end of a step. Thread: the manager's, except where it says so."""
+
+    def __init__(
+        self, store: ChunkStore, workers: Workers, settings: FsSettings, clock: Clock
+    ) -> None:
+        now_s = clock.now_s()
+        self._store = store
+        self._workers = workers
+        self._settings = settings
+        self._clock = clock
+        self._is_scanning = False
+        self._may_scan_at_s = now_s
+        self._scan_at_s = now_s + settings.refresh_s
+        self._check_free_at_s = now_s
+        self._mark_at_s = now_s + MARK_S
+
+    def start_what_is_due(self) -> None:
+        """Queue all upkeep whose time has come."""
+        expired = self._store.index.take_expired(self._clock.wall_s())
+        if expired:
+            self.remove(expired, RemovalReason.EXPIRED, expired)
+        now_s = self._clock.now_s()
+        wants_scan = self._store.sweep.has_drifted or now_s >= self._scan_at_s
+        if wants_scan and not self._is_scanning and now_s >= self._may_scan_at_s:
+            self._is_scanning = True
+            self._submit(Lane.IDLE, self._scan)
+        if self._settings.min_free_bytes and now_s >= self._check_free_at_s:
+            self._check_free_at_s = now_s + CHECK_FREE_S
+            self._submit(Lane.CHORE, self._store.sweep.keep_free)
+        if now_s >= self._mark_at_s:
+            self._mark_at_s = now_s + MARK_S
+            self.mark()
+
+    def remove(
+        self,
+        keys: Sequence[OffloadKey],
+        reason: RemovalReason,
+        leaving: Sequence[OffloadKey],
+    ) -> None:
+        """Remove the files of chunks in the background."""
+        self._submit(Lane.CHORE, partial(self._store.sweep.remove, keys, reason, leaving))
+
+    def wipe(self) -> None:
+        """Forget all chunks of the namespace now, and remove their files in the background."""
+        self._store.begin_wipe()
+        self._submit(Lane.CHORE, self._store.finish_wipe)
+
+    def mark(self) -> None:
+        """Tell files of the last use of their chunks, in the background, some at a time."""
+        self._submit(Lane.IDLE, self._mark_some)
+
+    def _mark_some(self) -> None:
+        if self._store.mark(NUM_MARKED_MAX):
+            self.mark()
+
+    def _scan(self) -> None:
+        started_s = self._clock.now_s()
+        try:
+            self._store.sweep.rescan()
+        finally:
+            ended_s = self._clock.now_s()
+            self._may_scan_at_s = ended_s + (ended_s - started_s) / SCAN_SHARE
+            self._scan_at_s = ended_s + self._settings.refresh_s
+            self._is_scanning = False
+
+    def _submit(self, lane: Lane, do: Callable[[], None]) -> None:
+        self._workers.submit(lane, iter([_Chore(do)]))

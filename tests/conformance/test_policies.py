@@ -1,0 +1,102 @@
+"""Runs the policy suite on every policy that has a name, alone and in priority classes."""
+
+import pytest
+from typing_extensions import override
+
+from kvstrata.build import POLICIES, make_policy
+from kvstrata.core.policy import EvictionPolicy, RequestTrail
+from kvstrata.policies.lru import LruPolicy
+from kvstrata.policies.partitioned import PartitionedPolicy
+from kvstrata.testing import PolicySuite, chain
+from kvstrata.testing.policy_driver import PolicyDriver
+from kvstrata.testing.policy_suite import HOUR_S, fill
+
+
+class TestLruPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> EvictionPolicy:
+        return LruPolicy(capacity)
+
+
+def trail(priority: int = 50, pool: str | None = None) -> RequestTrail:
+    found = RequestTrail()
+    found.priority, found.pool = priority, pool
+    return found
+
+
+class TestPartitionedPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> EvictionPolicy:
+        return PartitionedPolicy(LruPolicy(capacity), LruPolicy)
+
+    def test_a_lower_class_leaves_first_however_recent(self) -> None:
+        driver = self.driver(6)
+        fill(driver, chain("ab"), 0.0, trail=trail(priority=90))
+        fill(driver, chain("cd"), 1.0)
+        fill(driver, chain("ef"), 2.0, trail=trail(priority=10))
+        assert driver.choose(4) == [*chain("ef")[::-1], *chain("cd")[::-1]]
+
+    def test_single_chunks_may_be_of_a_higher_class(self) -> None:
+        driver = self.driver(6)
+        keys = chain("abcd")
+        request = trail()
+        request.key_priority = dict.fromkeys(keys[:2], 90)
+        fill(driver, keys, 0.0, trail=request)
+        fill(driver, chain("ef"), 1.0)
+        assert driver.choose(4) == [*keys[:1:-1], *chain("ef")[::-1]]
+
+    def test_a_new_chunk_displaces_none_of_a_higher_class(self) -> None:
+        driver = self.driver(2)
+        fill(driver, chain("ab"), 0.0, trail=trail(priority=90))
+        assert driver.offer(trail(), chain("xy"), HOUR_S)[:2] == (0, [])
+        assert driver.offer(trail(priority=90), chain("xy"), HOUR_S)[0] == 2
+
+    def test_a_use_of_higher_class_raises_what_it_uses(self) -> None:
+        driver = self.driver(4)
+        fill(driver, chain("ab"), 0.0)
+        fill(driver, chain("cd"), 1.0)
+        driver.access(trail(priority=90), chain("ab"), 2.0)
+        driver.access(trail(), chain("cd"), 3.0)
+        assert driver.choose(2) == chain("cd")[::-1]
+        driver.access(trail(), chain("ab"), 4.0)
+        assert driver.choose(2) == chain("cd")[::-1]
+
+    def test_classes_above_the_default_are_bounded(self) -> None:
+        driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, num_priority_max=2))
+        fill(driver, chain("ab"), 0.0, trail=trail(priority=90))
+        fill(driver, chain("cd"), 1.0, trail=trail(priority=90))
+        num_admitted, left, _ = driver.offer(trail(), chain("xy"), HOUR_S)
+        assert (num_admitted, left) == (2, chain("cd")[::-1])
+        driver.check()
+
+    def test_a_pool_stays_within_its_quota_and_others_beside_it(self) -> None:
+        driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, quotas={"small": 2}))
+        small = trail(pool="small")
+        assert driver.offer(small, chain("ab"), 0.0)[0] == 2
+        num_admitted, left, _ = driver.offer(trail(pool="small"), chain("xyz"), 1.0)
+        assert (num_admitted, left) == (2, chain("ab")[::-1])
+        driver.check()
+        fill(driver, chain("cd"), 2.0)
+        num_admitted, left, _ = driver.offer(trail(pool="small"), chain("u"), 3.0)
+        assert (num_admitted, left) == (1, chain("xy")[1:])
+        driver.check()
+
+    def test_room_beyond_the_quota_goes_to_the_one_who_asks(self) -> None:
+        driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, quotas={"small": 2}))
+        fill(driver, chain("abcd"), 0.0)
+        num_admitted, left, _ = driver.offer(trail(pool="small"), chain("xyz"), HOUR_S)
+        assert (num_admitted, left) == (2, chain("abcd")[:1:-1])
+        driver.check()
+
+
+@pytest.mark.parametrize("name", [*POLICIES.names(), "auto"])
+class TestNamedPolicy:
+    """Whatever a configuration can name keeps the contract."""
+
+    def test_no_order_of_calls_breaks_the_contract(self, name: str) -> None:
+        class Named(PolicySuite):
+            @override
+            def make(self, capacity: int) -> EvictionPolicy:
+                return make_policy(name, capacity)
+
+        Named().test_no_order_of_calls_breaks_the_contract()
