@@ -59,3 +59,39 @@ TIER_METRICS: Final = (
     Metric("loaded_bytes", "counter", "bytes", "payload of those"),
     Metric("failed_load_chunks", "counter", "chunks", "chunks whose load failed"),
 )
+
+# What the object tier adds.
+OBJECT_METRICS: Final = (
+    Metric(
+        "num_queued_stores", "gauge", "chunks", "chunks waiting to be written, or being written"
+    ),
+    Metric("num_queued_stores_max", "gauge", "chunks", "how many of them there may be"),
+    Metric("num_queued_loads", "gauge", "chunks", "chunks waiting to be read, or being read"),
+    Metric("num_lookups", "gauge", "chunks", "keys whose presence is being found out"),
+    Metric("num_lookups_max", "gauge", "chunks", "how many of them there may be"),
+    Metric("num_requests", "gauge", "requests", "requests to the store that run now"),
+    Metric("num_requests_max", "gauge", "requests", "how many of them there may be"),
+    Metric("retries", "counter", "requests", "requests made again after a failure that may pass"),
+    Metric("throttled", "counter", "requests", "requests that the store refused for now"),
+    Metric("timeouts", "counter", "requests", "requests that took longer than they may"),
+    Metric("unavailable", "counter", "requests", "requests that met no store, or a broken one"),
+    Metric("denied", "counter", "requests", "requests that the credentials do not allow"),
+    Metric("other_failures", "counter", "requests", "requests that failed otherwise"),
+    Metric("expired_loads", "counter", "chunks", "loads given up at their deadline"),
+    Metric("expired_stores", "counter", "chunks", "stores given up at their deadline"),
+    Metric("dropped_stores", "counter", "chunks", "stores refused: queue full, no room, read-only"),
+    Metric("hedged_loads", "counter", "requests", "reads made a second time because one was slow"),
+    Metric("hedges_won", "counter", "requests", "those of them that were the sooner"),
+    Metric("probes", "counter", "requests", "reads of an object's start, to answer lookups"),
+    Metric("probe_hits", "counter", "requests", "probes that found the chunk"),
+    Metric("probe_misses", "counter", "requests", "probes that found no chunk, or none to be used"),
+    Metric("probe_unknown", "counter", "requests", "probes that found out nothing"),
+    Metric("lookup_timeouts", "counter", "chunks", "keys called a miss because a probe took long"),
+    Metric("dropped_lookups", "counter", "chunks", "keys called a miss because too many waited"),
+    Metric("evicted_chunks", "counter", "chunks", "objects removed to make room"),
+    Metric("expired_chunks", "counter", "chunks", "objects removed at the end of their ttl_s"),
+    Metric("deleted_chunks", "counter", "chunks", "objects removed by delete"),
+    Metric("external_chunks", "counter", "chunks", "objects that somebody else removed"),
+    Metric("corrupt_objects", "counter", "chunks", "objects removed because they were damaged"),
+    Metric("failed_deletes", "counter", "chunks", "objects that could not be removed"),
+)

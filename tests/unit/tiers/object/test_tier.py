@@ -16,6 +16,7 @@ from kvstrata.core.errors import ConfigError
 from kvstrata.core.events import EventKind, RemovalReason
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.memory import SlotView
+from kvstrata.core.metrics import OBJECT_METRICS, TIER_METRICS
 from kvstrata.core.results import LookupResult
 from kvstrata.core.tier import SecondaryTierManager, TierEnv
 from kvstrata.testing import FakeClock, FakeRegion, numbered_key, pattern
@@ -308,6 +309,13 @@ def test_both_directions_are_counted_and_timed(open_tier: Open, clock: FakeClock
     assert (stats["store_jobs"], stats["load_jobs"]) == (1, 2)
     assert stats["failed_load_chunks"] == 1
     assert {"store_s", "load_s"} <= set(stats.counters)
+
+
+def test_every_metric_is_in_the_table_and_in_the_snapshot(open_tier: Open) -> None:
+    tables = (*TIER_METRICS, *OBJECT_METRICS)
+    stats = open_tier().get_stats()
+    for kind, found in (("gauge", stats.gauges), ("counter", stats.counters)):
+        assert {metric.name for metric in tables if metric.kind == kind} <= set(found)
 
 
 def test_a_reader_stores_and_removes_nothing(open_tier: Open, folder: Path) -> None:
