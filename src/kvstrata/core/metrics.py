@@ -62,11 +62,9 @@ TIER_METRICS: Final = (
 
 # What the object tier adds.
 OBJECT_METRICS: Final = (
-    Metric(
-        "num_queued_stores", "gauge", "chunks", "chunks waiting to be written, or being written"
-    ),
+    Metric("num_queued_stores", "gauge", "chunks", "chunks to be written, or being written"),
     Metric("num_queued_stores_max", "gauge", "chunks", "how many of them there may be"),
-    Metric("num_queued_loads", "gauge", "chunks", "chunks waiting to be read, or being read"),
+    Metric("num_queued_loads", "gauge", "chunks", "chunks to be read, or being read"),
     Metric("num_lookups", "gauge", "chunks", "keys whose presence is being found out"),
     Metric("num_lookups_max", "gauge", "chunks", "how many of them there may be"),
     Metric("num_requests", "gauge", "requests", "requests to the store that run now"),
