@@ -34,6 +34,8 @@ class Faults:
         truncate: Cut so many bytes off the body, and off its announced length with `shorten`.
         shorten: The announced length is that of the cut body.
         flip: Flip one bit in the middle of the body.
+        late: Keep the answer back until this is set.
+        blind: Say yes where the server said that the object exists: as if it had been overwritten.
     """
 
     methods: frozenset[str] = EVERY_METHOD
@@ -46,6 +48,8 @@ class Faults:
     truncate: int = 0
     shorten: bool = False
     flip: bool = False
+    late: threading.Event | None = None
+    blind: bool = False
 
 
 @dataclass(slots=True)
@@ -186,6 +190,10 @@ class FaultProxy:
             return _kept_alive(answer_head), reader.read(_length(answer_head))
 
     def _spoil(self, client: socket.socket, head: bytes, body: bytes, faults: Faults) -> bool:
+        if faults.late is not None:
+            faults.late.wait()
+        if faults.blind and head.split(b" ", 2)[1] == b"412":
+            head, body = b'HTTP/1.1 200 OK\r\nETag: "blind"\r\nContent-Length: 0\r\n\r\n', b""
         if faults.flip and body:
             middle = len(body) // 2
             body = body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]

@@ -1,5 +1,6 @@
 """The object tier on a real S3 server behind a proxy that breaks what passes."""
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -419,6 +420,59 @@ def test_a_store_without_conditional_writes_is_asked_first(
     assert store(other, 2, {A: 0}).failed == frozenset()
     assert other.get_stats()["present_chunks"] == 1
     assert proxy.seen.requests["PUT"] == num_written
+
+
+def test_a_store_that_overwrites_all_the_same_is_found_out_at_the_start(
+    open_tier: Open, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.faults = Faults(methods=frozenset({"CREATE"}), blind=True)
+    tier = open_tier()
+    assert caplog.text.count("asking before each write") == 1
+    store(tier, 1, {A: 0})
+    other = open_tier()
+    store(other, 1, {A: 0})
+    assert other.get_stats()["present_chunks"] == 1
+
+
+def test_a_chunk_deleted_while_it_is_loaded_is_not_taken_for_present(
+    tier: ObjectTier, proxy: FaultProxy
+) -> None:
+    store(tier, 1, {A: 0})
+    late = threading.Event()
+    proxy.faults = Faults(methods=frozenset({"GET"}), late=late)
+    submit_load(tier, 2, {A: 5})
+    proxy.wait_until_open(1)
+    tier.delete([A])
+    wait_until(lambda: tier.get_stats()["deleted_chunks"] == 1)
+    late.set()
+    assert wait_for(tier, 2)[2].failed == frozenset()
+    assert look_up(tier, A) is LookupResult.MISS
+
+
+def test_a_chunk_deleted_while_it_is_stored_is_gone_afterwards(
+    tier: ObjectTier, open_tier: Open, proxy: FaultProxy
+) -> None:
+    late = threading.Event()
+    num_deletes = proxy.seen.requests["POST"]
+    proxy.faults = Faults(methods=frozenset({"CREATE"}), late=late)
+    submit_store(tier, 1, {A: 0})
+    proxy.wait_until_open(1)
+    tier.delete([A])
+    late.set()
+    wait_for(tier, 1)
+    assert look_up(tier, A) is LookupResult.MISS
+    wait_until(lambda: proxy.seen.requests["POST"] > num_deletes and not proxy.seen.num_open)
+    proxy.heal()
+    assert look_up(open_tier(), A) is LookupResult.MISS
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(10_000):
+        if is_so():
+            return
+        pause.wait(0.002)
+    raise AssertionError("it never came to be so")
 
 
 def test_a_cap_holds_on_a_bucket_too(tier: ObjectTier, open_tier: Open) -> None:

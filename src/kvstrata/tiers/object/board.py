@@ -231,10 +231,9 @@ class Board:
         """Remember that an object of a chunk exists; one that is leaving stays forgotten."""
         if self.is_leaving(name):
             return
-        is_same = (old := self.index.get(name)) is not None and old.expires_at_s == expires_at_s
         self.index.note(name, Entry(self.object_bytes, expires_at_s))
         self._noted(name)
-        if not is_same and UNVERIFIED_S < expires_at_s < NEVER_S:
+        if UNVERIFIED_S < expires_at_s < NEVER_S:
             heapq.heappush(self.expiries, (expires_at_s, next(self._order), name))
             if len(self.expiries) > 2 * len(self.index) + _NUM_STALE_MAX:
                 self.expiries = [each for each in self.expiries if each[2] in self.index]

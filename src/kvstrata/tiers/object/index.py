@@ -111,8 +111,9 @@ class Index:
         Their bytes count as leaving until the caller has removed the objects, and said so by
         `left`. Somewhat more than needed goes at once, since removing many costs one request.
         """
-        assert self.max_bytes is not None
         victims: dict[ObjectName, Entry] = {}
+        if self.max_bytes is None:
+            return victims
         over_bytes = self.used_bytes + self.reserved_bytes + num_bytes - self.max_bytes
         if over_bytes <= 0:
             return victims

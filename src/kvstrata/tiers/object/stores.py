@@ -82,9 +82,7 @@ class Stores:
             if board.index.holds(copy.name, board.env.clock.wall_s()):
                 board.settle(copy, Outcome.PRESENT)
                 return {}
-            victims: dict[ObjectName, Entry] = {}
-            if not board.index.fits(board.object_bytes) and not board.index.leaving_bytes:
-                victims = board.index.make_room(board.object_bytes, self._may_leave)
+            victims = board.index.make_room(board.object_bytes, self._may_leave)
             if victims or board.index.fits(board.object_bytes):
                 board.writing.add(copy.name)
                 board.index.reserved_bytes += board.object_bytes

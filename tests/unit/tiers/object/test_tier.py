@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from math import inf
@@ -141,12 +142,29 @@ def test_a_load_of_an_object_of_another_size_reads_nothing_of_it(
 
 
 def test_an_object_of_another_chunk_is_never_served(open_tier: Open, folder: Path) -> None:
-    store(open_tier(), 1, {A: 0, B: 1})
-    object_of(folder, A).write_bytes(object_of(folder, B).read_bytes())
+    store(open_tier(), 1, {A: 0, B: 1, C: 2})
+    for key in (A, B):
+        object_of(folder, key).write_bytes(object_of(folder, C).read_bytes())
+    assert load(open_tier(), 1, {A: 5}).corrupt == {A}
+    assert look_up(open_tier(), B) is LookupResult.MISS
+
+
+def test_what_is_found_there_by_a_store_is_not_trusted_before_it_was_looked_at(
+    open_tier: Open, folder: Path
+) -> None:
+    store(open_tier(), 1, {A: 0})
+    object_of(folder, A).write_bytes(b"")
     tier = open_tier()
-    assert load(tier, 1, {A: 5}).corrupt == {A}
-    object_of(folder, B).rename(folder / "b")
+    store(tier, 1, {A: 0})
     assert look_up(tier, A) is LookupResult.MISS
+
+
+def test_an_absence_is_forgotten_with_the_step_in_which_it_was_told(open_tier: Open) -> None:
+    one, two = open_tier(), open_tier()
+    assert look_up(two, A) is LookupResult.MISS
+    store(one, 1, {A: 0})
+    two.on_schedule_end(IDLE_STEP)
+    assert look_up(two, A) is LookupResult.HIT
 
 
 def test_namespaces_share_a_store_and_no_chunk(open_tier: Open) -> None:
@@ -194,6 +212,16 @@ def test_an_expiry_survives_a_restart(open_tier: Open, clock: FakeClock, folder:
     assert len(objects(folder)) == 1
 
 
+def test_an_expired_chunk_is_not_loaded_without_a_lookup_either(
+    open_tier: Open, clock: FakeClock
+) -> None:
+    store(open_tier(), 1, {A: 0}, expires_at_s=(clock.wall_s() + 60,))
+    clock.advance(61)
+    result = load(open_tier(), 1, {A: 5})
+    assert result.failed == {A}
+    assert result.corrupt == frozenset()
+
+
 def test_what_has_expired_leaves_without_being_asked_for(
     open_tier: Open, clock: FakeClock, folder: Path
 ) -> None:
@@ -233,9 +261,10 @@ def test_the_count_survives_a_restart(open_tier: Open, folder: Path) -> None:
     first = open_tier()
     for job_id, (key, slot) in enumerate({A: 0, B: 1, C: 2}.items()):
         store(first, job_id, {key: slot})
+    os.utime(object_of(folder, B), (1.0, 1.0))  # the oldest
     tier = open_tier(max_bytes=3 * OBJECT_BYTES)
     assert store(tier, 1, {D: 3}).failed == frozenset()
-    assert len(objects(folder)) == 3
+    assert {path.name for path in objects(folder)} == {key.hex() for key in (A, C, D)}
     assert look_up(tier, D) is LookupResult.HIT
     assert tier.get_stats()["used_bytes"] == 3 * OBJECT_BYTES
 
