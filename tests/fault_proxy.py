@@ -34,6 +34,7 @@ class Faults:
         truncate: Cut so many bytes off the body, and off its announced length with `shorten`.
         shorten: The announced length is that of the cut body.
         flip: Flip one bit in the middle of the body.
+        early: Keep the request back until this is set.
         late: Keep the answer back until this is set.
         blind: Say yes where the server said that the object exists: as if it had been overwritten.
     """
@@ -48,6 +49,7 @@ class Faults:
     truncate: int = 0
     shorten: bool = False
     flip: bool = False
+    early: threading.Event | None = None
     late: threading.Event | None = None
     blind: bool = False
 
@@ -158,6 +160,8 @@ class FaultProxy:
             if faults is not None and faults.status is not None:
                 client.sendall(_refusal(faults.status, faults.code, faults.region))
                 return True
+            if faults is not None and faults.early is not None:
+                faults.early.wait()
             answer_head, answer = self._ask(head, body)
             if faults is not None:
                 return self._spoil(client, answer_head, answer, faults)

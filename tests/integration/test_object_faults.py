@@ -452,13 +452,15 @@ def test_a_chunk_deleted_while_it_is_loaded_is_not_taken_for_present(
 def test_a_chunk_deleted_while_it_is_stored_is_gone_afterwards(
     tier: ObjectTier, open_tier: Open, proxy: FaultProxy
 ) -> None:
-    late = threading.Event()
+    early = threading.Event()
     num_deletes = proxy.seen.requests["POST"]
-    proxy.faults = Faults(methods=frozenset({"CREATE"}), late=late)
+    proxy.faults = Faults(methods=frozenset({"CREATE"}), early=early)
     submit_store(tier, 1, {A: 0})
     proxy.wait_until_open(1)
     tier.delete([A])
-    late.set()
+    assert look_up(tier, B) is LookupResult.MISS  # time for a deletion that does not wait
+    assert proxy.seen.requests["POST"] == num_deletes
+    early.set()
     wait_for(tier, 1)
     assert look_up(tier, A) is LookupResult.MISS
     wait_until(lambda: proxy.seen.requests["POST"] > num_deletes and not proxy.seen.num_open)

@@ -66,6 +66,7 @@ class Inventory:
             self._is_running = False
             is_first, self.is_known = not self.is_known, True
             victims = board.index.make_room(0, lambda name: name not in board.loading)
+            board.leaving.update(victims)
         if is_first:
             board.pool.release(Lane.STORE)
         try:

@@ -62,15 +62,13 @@ class Removals:
             self.remove(due, RemovalReason.EXPIRED)
 
     def evict(self, victims: dict[ObjectName, Entry]) -> None:
-        """Remove, on this worker, objects that the index has dropped to make room.
+        """Remove, on this worker, objects that the index dropped to make room, marked as leaving.
 
         Raises:
             ObjectStoreError: Some may be left; they are known again.
         """
         board = self._board
         names = list(victims)
-        with board.lock:
-            board.leaving.update(names)
         try:
             self._delete(names)
         except BaseException:

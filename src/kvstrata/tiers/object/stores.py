@@ -53,24 +53,20 @@ class Stores:
                 victims = self._begin(copy)
             if copy.state is not CopyState.LANDING:
                 return
-            error, is_written = None, False
+            result: bool | ObjectStoreError | None = None  # None: what nobody foresaw
             try:
                 if victims:
                     self._removals.evict(victims)
-                is_written = self._write(copy)
-            except ObjectStoreError as failure:
-                error = failure
+                result = self._write(copy)
+            except ObjectStoreError as error:
+                result = error
                 board.failed(error, "storing")
             finally:
-                with board.lock:
+                with board.lock:  # at one time, so that the room is either reserved or used
                     board.writing.discard(copy.name)
                     board.index.reserved_bytes -= board.object_bytes
+                    self._end(copy, result)
                     board.changed.notify_all()
-            with board.lock:
-                if error is None:
-                    self._written(copy, is_written=is_written)
-                elif copy.state is CopyState.LANDING:
-                    self._failed(copy, error)
 
     def _begin(self, copy: Copy) -> dict[ObjectName, Entry]:
         """Reserve room, and let the copy land if it has something to write; return who leaves."""
@@ -83,6 +79,7 @@ class Stores:
                 board.settle(copy, Outcome.PRESENT)
                 return {}
             victims = board.index.make_room(board.object_bytes, self._may_leave)
+            board.leaving.update(victims)
             if victims or board.index.fits(board.object_bytes):
                 board.writing.add(copy.name)
                 board.index.reserved_bytes += board.object_bytes
@@ -104,6 +101,12 @@ class Stores:
         payload = board.slots[copy.slot]
         header = encode_header(copy.key, payload, board.digest, copy.expires_at_s)
         return board.client.create(board.path_of(copy.name), (header, payload))
+
+    def _end(self, copy: Copy, result: bool | ObjectStoreError | None) -> None:  # noqa: FBT001
+        if isinstance(result, bool):
+            self._written(copy, is_written=result)
+        elif result is not None and copy.state is CopyState.LANDING:
+            self._failed(copy, result)
 
     def _written(self, copy: Copy, *, is_written: bool) -> None:
         board = self._board
