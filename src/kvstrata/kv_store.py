@@ -137,7 +137,9 @@ class KVStore:
         manager, ctx = self._manager, self._begin(hints)
         deadline_s = time.monotonic() + self._max_wait_s
         count = manager.lookup(keys, ctx)
-        while count is None and time.monotonic() < deadline_s:
+        while not count and time.monotonic() < deadline_s:
+            if count == 0 and not manager.has_pending_work():
+                break  # otherwise slots may come free that a fetch needs
             self._step_and_sleep()
             count = manager.lookup(keys, ctx)
         count = count or 0

@@ -5,6 +5,9 @@ from typing_extensions import override
 
 from kvstrata.build import POLICIES, make_policy
 from kvstrata.core.policy import EvictionPolicy, RequestTrail
+from kvstrata.policies.arc import ArcPolicy
+from kvstrata.policies.guard import GuardPolicy
+from kvstrata.policies.hazard import HazardPolicy, LeanHazardPolicy
 from kvstrata.policies.lru import LruPolicy
 from kvstrata.policies.partitioned import PartitionedPolicy
 from kvstrata.testing import PolicySuite, chain
@@ -69,6 +72,13 @@ class TestPartitionedPolicy(PolicySuite):
         assert (num_admitted, left) == (2, chain("cd")[::-1])
         driver.check()
 
+    def test_a_use_does_not_raise_more_than_the_bound(self) -> None:
+        driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, num_priority_max=2))
+        fill(driver, chain("abcd"), 0.0)
+        driver.access(trail(priority=90), chain("abc"), 1.0)
+        assert driver.offer(trail(), chain("wxyz"), HOUR_S)[0] == 4
+        driver.check()
+
     def test_a_pool_stays_within_its_quota_and_others_beside_it(self) -> None:
         driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, quotas={"small": 2}))
         small = trail(pool="small")
@@ -100,3 +110,27 @@ class TestNamedPolicy:
                 return make_policy(name, capacity)
 
         Named().test_no_order_of_calls_breaks_the_contract()
+
+
+class TestArcPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> ArcPolicy:
+        return ArcPolicy(capacity)
+
+
+class TestGuardPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> GuardPolicy:
+        return GuardPolicy(capacity)
+
+
+class TestHazardPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> HazardPolicy:
+        return HazardPolicy(capacity)
+
+
+class TestLeanHazardPolicy(PolicySuite):
+    @override
+    def make(self, capacity: int) -> LeanHazardPolicy:
+        return LeanHazardPolicy(capacity)

@@ -4,8 +4,16 @@ import sys
 
 import typer
 
-from kvstrata.cli.bench_object import bench_object
-from kvstrata.cli.check import check
+from kvstrata.cli import (
+    bench_engine,
+    bench_fs,
+    bench_manager,
+    bench_object,
+    check,
+    demo,
+    fs,
+    replay,
+)
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
@@ -15,9 +23,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
+app.command()(check.check)
+app.command()(demo.demo)
+app.command()(replay.replay)
+app.add_typer(fs.app, name="fs")
 app.add_typer(bench, name="bench")
-app.command()(check)
-bench.command("object")(bench_object)
+bench.command()(bench_engine.engine)
+bench.command()(bench_fs.fs)
+bench.command()(bench_manager.manager)
+bench.command("object")(bench_object.bench_object)
 
 
 def main() -> None:

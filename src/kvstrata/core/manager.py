@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvstrata.core.events import OffloadingEvent
+from kvstrata.core.events import PRIMARY_MEDIUM, OffloadingEvent
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.request import ReqContext, ScheduleEndContext
@@ -76,9 +76,25 @@ class OffloadingManager(ABC):
         times.
         """
 
+    def set_prefill_rate(self, tokens_per_s: float) -> None:
+        """Learn how fast the engine computes prompts, to weigh loading against it.
+
+        May be called at any time; the default ignores it.
+        """
+        del tokens_per_s
+
     @abstractmethod
     def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
         """Return the state of each key, as far as it is known without asking. Changes nothing."""
+
+    def media_of(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[str]:
+        """Return for each key where this request's lookups found it: "cpu", or a tier's name.
+
+        A tier's name means that the chunk was promoted from there because this request, or another
+        one at the same time, asked for it. Changes nothing. The default knows of no tiers.
+        """
+        del ctx
+        return [PRIMARY_MEDIUM] * len(keys)
 
     @abstractmethod
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:

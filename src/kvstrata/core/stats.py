@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvstrata.core.keys import JobId
+
+NO_JOB: Final = JobId(0)
+"""The id of copies between engine and primary, which are named by request and keys instead."""
 
 
 @dataclass(frozen=True, slots=True)

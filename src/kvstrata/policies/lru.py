@@ -57,7 +57,7 @@ class LruPolicy(EvictionPolicy):
         victims = []
         run = self._queue.oldest
         while run is not None and count:
-            if not run.num_holds and run not in kept:
+            if run.owner is None and not run.num_holds and run not in kept:
                 num_taken = min(count, len(run.keys))
                 victims.append((run, num_taken))
                 count -= num_taken

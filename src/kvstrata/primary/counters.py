@@ -61,4 +61,5 @@ def primary_stats(
         "refused_chunks": store.num_refused,
         "dropped_events": store.num_events_dropped,
     }
-    return Stats(gauges=gauges, counters=totals)
+    jobs = requests.copies(store.clock.now_s())
+    return Stats(gauges=gauges, counters=totals, jobs=jobs)

@@ -36,7 +36,9 @@ class CPUOffloadingManager(OffloadingManager):
     """Keeps chunks in the rows of one host region, in the order its policy says.
 
     `store` and `requests` are there for an orchestrator above, which also fills slots from slower
-    tiers; on its own the manager is all that an engine without such tiers needs.
+    tiers, and which may set `make_room`: asked to let go of so many chunks where a store found no
+    room, it returns how many may leave now. On its own the manager is all that an engine without
+    such tiers needs.
     """
 
     def __init__(
@@ -50,17 +52,10 @@ class CPUOffloadingManager(OffloadingManager):
         clock: Clock | None = None,
         close_region: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take a region and a policy of the same capacity.
+        """Take a region, which is used, and a policy of the same capacity, which is owned.
 
-        Args:
-            region: The slots; used, not owned.
-            policy: Order and admission; owned.
-            limits: Bounds of side tables.
-            with_classes: Puts priority classes and pools around the policy; called once, when the
-                first request comes that needs them.
-            tenants: Says who a request belongs to.
-            clock: Time.
-            close_region: Called once, at shutdown.
+        `with_classes` puts priority classes and pools around the policy; it is called once, when
+        the first request comes that needs them. `close_region` is called once, at shutdown.
         """
         clock = clock or SystemClock()
         self._slots = region
@@ -71,6 +66,7 @@ class CPUOffloadingManager(OffloadingManager):
         self.store = ChunkStore(region.num_slots, policy, limits, clock)
         self._protection = Protection(self.store.table, limits.num_protected_max, limits.protect_s)
         self.requests = RequestTable(tenants or TenantResolver(), clock, self._need_classes)
+        self.make_room: Callable[[RequestState, int], int] = lambda _state, _count: 0
         self._with_classes: Callable[[EvictionPolicy], EvictionPolicy] | None = with_classes
 
     def _need_classes(self) -> None:
@@ -144,6 +140,8 @@ class CPUOffloadingManager(OffloadingManager):
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
         held = self.store.hold(list(keys))
         state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
+        if state.is_idle:
+            state.copying_since_s = self.store.clock.now_s()
         state.loads.append(held)
         slots: list[int] = []
         for run in held.runs:
@@ -210,11 +208,20 @@ class CPUOffloadingManager(OffloadingManager):
         if ctx.hints.retention:
             state.apply_ranges(self._limits.tokens_per_chunk, store.clock.wall_s())
         stored, slots, evicted, is_refusal = store.reserve(new, state, state.trail)
+        num_left = len(new) - len(stored)
+        if num_left and not is_refusal and self.make_room(state, num_left):
+            more, more_slots, more_evicted, is_refusal = store.reserve(
+                new[len(stored) :], state, state.trail
+            )
+            stored, slots = [*stored, *more], [*slots, *more_slots]
+            evicted = [*evicted, *more_evicted]
         if not stored:
             self.requests.drop_if_done(state)
             if not is_refusal:
                 counters.no_room += 1
                 return None
+        if state.is_idle:
+            state.copying_since_s = store.clock.now_s()
         state.num_storing += len(stored)
         return PrepareStoreOutput(stored, LoadStoreSpec(slots), evicted)
 

@@ -6,9 +6,11 @@ from typing_extensions import override
 
 from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ContractError
+from kvstrata.core.events import PRIMARY_MEDIUM
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import RequestTrail
 from kvstrata.core.request import NO_HINTS, PRIORITY_DEFAULT, ReqContext
+from kvstrata.core.stats import NO_JOB, JobStats
 from kvstrata.core.tenants import PLAIN_TENANT, TenantResolver
 from kvstrata.primary.run_table import Held
 
@@ -19,6 +21,7 @@ class RequestState:
     Attributes:
         loads: What the request loads, one record for each `prepare_load` not yet completed.
         num_storing: Slots that it writes.
+        copying_since_s: When the first of the copies that are open began.
         protected: Its chunks that are protected since it was preempted.
         is_live: Between `on_new_request` and `on_request_finished`.
         touched: Its chunks as last touched, in prefix order.
@@ -26,6 +29,7 @@ class RequestState:
     """
 
     num_storing: int = 0
+    copying_since_s: float = 0.0
     protected: Held | None = None
     is_live: bool = False
     touched: Sequence[OffloadKey] = ()
@@ -146,6 +150,19 @@ class RequestTable:
         if lifetimes:
             trail.expires_at_s = self._clock.wall_s() + min(lifetimes)
         return state
+
+    def copies(self, now_s: float) -> list[JobStats]:
+        """Return the open copies, one record for each request and direction. Thread: any."""
+        jobs = []
+        for state in list(self.states.values()):
+            num_loading = sum(len(load.keys) for load in list(state.loads))
+            for kind, num_chunks in (("store", state.num_storing), ("load", num_loading)):
+                if num_chunks:
+                    age_s = now_s - state.copying_since_s
+                    jobs.append(
+                        JobStats(NO_JOB, kind, PRIMARY_MEDIUM, num_chunks, age_s, state.ctx.req_id)
+                    )
+        return sorted(jobs, key=lambda job: -job.age_s)
 
     def num_loading(self) -> int:
         """Count the distinct chunks that copies read. Thread: any."""

@@ -46,6 +46,10 @@ class TenantOffloadingManager(DelegatingManager):
         return self.inner.lookup_states(keys, ctx)
 
     @override
+    def media_of(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[str]:
+        return self.inner.media_of(self._tagged(keys, ctx), ctx)
+
+    @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
         if ctx.hints is not NO_HINTS or not self._is_by_hint:
             keys = self._tagged(keys, ctx)

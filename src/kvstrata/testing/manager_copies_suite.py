@@ -76,6 +76,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_a_stored_chunk_is_found_while_its_request_still_runs(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B14.
         writer, reader = start(manager, "writer"), start(manager, "reader")
         begin_store(manager, ABC, writer)
         manager.complete_store([A], writer)
@@ -87,6 +88,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_a_failed_store_loses_exactly_the_failed_chunks(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report A04, for the primary.
         ctx = start(manager, "r")
         store(manager, ABC, ctx, failed=[AB])
         assert [is_hit(manager, key, ctx) for key in ABC] == [True, False, True]
@@ -110,6 +112,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_present_and_pending_chunks_are_not_stored_again(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B11, across requests.
         first, second = start(manager, "first"), start(manager, "second")
         store(manager, [A], first)
         assert begin_store(manager, [A, AB], first) == [AB]
@@ -122,6 +125,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         assert look_up(manager, ABC, second) == 3
 
     def test_repeated_keys_are_one_copy_each(self, manager: OffloadingManager) -> None:
+        # Field report B11.
         ctx = start(manager, "r")
         assert store(manager, [A, A, AB, A, AB], ctx) == [A, AB]
         spec = manager.prepare_load([A, A, AB], ctx)
@@ -149,6 +153,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_a_load_completed_twice_leaves_the_pins_of_others(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B10.
         first, second = start(manager, "first"), start(manager, "second")
         store(manager, [A], first)
         manager.prepare_load([A], first)
@@ -223,6 +228,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_a_primary_full_of_copies_has_no_room_until_one_ends(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report C06.
         ctx, other = start(manager, "r"), start(manager, "other")
         keys = chain("abcdefgh")
         store(manager, keys, ctx)
@@ -247,6 +253,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_reset_during_copies_keeps_old_and_new_bytes_apart(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report L03.
         old, new = start(manager, "old"), start(manager, "new")
         store(manager, ABC, old)
         spec = manager.prepare_load(ABC, old)
@@ -269,6 +276,7 @@ class ManagerCopiesSuite(ManagerSuiteBase):
     def test_deleted_chunks_are_gone_and_their_readers_undisturbed(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report L07.
         ctx, other = start(manager, "r"), start(manager, "other")
         store(manager, ABC, ctx)
         spec = manager.prepare_load([AB], ctx)
@@ -279,6 +287,37 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         manager.complete_load([AB], ctx)
         end_step(manager)
         assert manager.get_stats()["num_pinned"] == 0
+
+    def test_a_load_of_a_chunk_that_left_and_came_back_ends_only_itself(
+        self, manager: OffloadingManager
+    ) -> None:
+        first, second = start(manager, "first"), start(manager, "second")
+        store(manager, [A], first)
+        spec = manager.prepare_load([A], first)
+        manager.delete([A], second)
+        store(manager, [A], second)
+        manager.prepare_load([A], second)
+        store(manager, chain("x"), second)
+        manager.delete(chain("x"), second)
+        manager.complete_load([A], second)
+        finish(manager, second)
+        self.flood(manager, "0123456789")
+        verify(manager, [A], spec.slots)
+        manager.complete_load([A], first)
+        finish(manager, first)
+        assert_idle(manager)
+
+    def test_a_chunk_whose_head_was_deleted_is_stored_all_the_same(
+        self, manager: OffloadingManager
+    ) -> None:
+        ctx = start(manager, "r")
+        begin_store(manager, ABC, ctx)
+        manager.complete_store([A], ctx)
+        manager.delete([A], ctx)
+        manager.complete_store(ABC[1:], ctx)
+        end_step(manager)
+        assert [is_hit(manager, key, ctx) for key in ABC] == [False, True, True]
+        load(manager, ABC[1:], ctx)
 
     def test_requests_that_were_never_announced_are_served_and_forgotten(
         self, manager: OffloadingManager

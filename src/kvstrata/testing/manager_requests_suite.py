@@ -19,7 +19,6 @@ from kvstrata.testing.manager_base import (
     ManagerSuiteBase,
     assert_idle,
     assert_usable,
-    is_hit,
     keys_of,
     primary_events,
 )
@@ -57,6 +56,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
     def test_a_request_that_was_never_scheduled_leaves_nothing(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B03.
         ctx = start(manager, "r")
         assert look_up(manager, ABC, ctx) == 0
         manager.on_request_finished(ctx)
@@ -67,6 +67,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         assert_usable(manager)
 
     def test_lookups_without_loads_pin_nothing(self, manager: OffloadingManager) -> None:
+        # Field report B08.
         writer = start(manager, "writer")
         store(manager, ABCD, writer)
         finish(manager, writer)
@@ -79,6 +80,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         assert look_up(manager, ABCD, writer) == 4
 
     def test_copies_outlive_their_request_and_end_once(self, manager: OffloadingManager) -> None:
+        # Field report B12.
         ctx = start(manager, "r")
         store(manager, ABC, ctx)
         manager.prepare_load(ABC, ctx)
@@ -101,6 +103,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
     def test_a_finished_request_may_still_offer_its_last_chunk(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report B04.
         ctx = start(manager, "r")
         store(manager, ABC, ctx)
         finish(manager, ctx)
@@ -123,98 +126,19 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         finish(manager, new)
         assert_idle(manager)
 
-    def test_chunks_of_a_preempted_request_stay_until_it_ends(
-        self, manager: OffloadingManager
-    ) -> None:
-        ctx = start(manager, "victim")
-        assert store(manager, ABCD, ctx) == ABCD
-        end_step(manager, preempted=["victim"])
-        protect_s = 59.0
-        for letter in "0123456789":
-            self.clock.advance(protect_s / 10)
-            other = start(manager, f"other {letter}")
-            store(manager, chain(letter), other)
-            finish(manager, other)
-        assert all(is_hit(manager, key, ctx) for key in ABCD)
-        assert look_up(manager, ABCD, ctx) == 4
-        load(manager, ABCD, ctx)
-        finish(manager, ctx)
-        assert_idle(manager)
-
-    def test_protection_ends_with_time_and_leaves_room_for_others(
-        self, manager: OffloadingManager
-    ) -> None:
-        ctx = start(manager, "victim")
-        keys = chain("abcdefgh")
-        assert store(manager, keys, ctx) == keys
-        end_step(manager, preempted=["victim"])
-        assert manager.get_stats()["num_protected"] <= NUM_CHUNKS / 2
-        assert manager.get_stats()["num_evictable"] >= NUM_CHUNKS / 2
-        self.clock.advance(HOUR_S)
-        end_step(manager)
-        assert manager.get_stats()["num_protected"] == 0
-        assert manager.get_stats()["num_evictable"] == NUM_CHUNKS
-
-    def test_protection_ends_when_the_request_is_back_or_gone(
-        self, manager: OffloadingManager
-    ) -> None:
-        ctx = start(manager, "victim")
-        store(manager, ABCD, ctx)
-        for come_back in (
-            lambda: look_up(manager, ABCD, ctx),
-            lambda: end_step(manager, new=["victim"]),
-            lambda: manager.on_request_finished(ctx),
-        ):
-            end_step(manager, preempted=["victim"])
-            assert manager.get_stats()["num_protected"] == 4
-            assert manager.get_stats()["num_pinned"] == 0
-            come_back()
-            assert manager.get_stats()["num_protected"] == 0
-        end_step(manager)
-        assert_idle(manager)
-
-    def test_chunks_still_being_written_for_a_preempted_request_are_protected_too(
-        self, manager: OffloadingManager
-    ) -> None:
-        ctx = start(manager, "victim")
-        manager.touch(ABCD, ctx)
-        assert begin_store(manager, ABCD, ctx) == ABCD
-        end_step(manager, preempted=["victim"])
-        manager.complete_store(ABCD[:2], ctx)
-        manager.complete_store(ABCD[2:], ctx)
-        for letter in "0123456789":
-            other = start(manager, f"other {letter}")
-            store(manager, chain(letter), other)
-            finish(manager, other)
-        assert look_up(manager, ABCD, ctx) == 4
-
-    def test_a_preempted_request_may_store_the_rest_and_keeps_all(
-        self, manager: OffloadingManager
-    ) -> None:
-        ctx = start(manager, "victim")
-        store(manager, ABC, ctx)
-        end_step(manager, preempted=["victim"])
-        assert begin_store(manager, ABCD, ctx) == ABCD[3:]
-        manager.complete_store(ABCD[3:], ctx)
-        assert manager.get_stats()["num_protected"] == 4
-        for letter in "0123456789":
-            other = start(manager, f"other {letter}")
-            store(manager, chain(letter), other)
-            finish(manager, other)
-        assert look_up(manager, ABCD, ctx) == 4
-
     def test_reset_forgets_chunks_and_protection(self, manager: OffloadingManager) -> None:
+        # Field report L04 and J07.
         ctx = start(manager, "r")
         store(manager, ABCD, ctx)
         end_step(manager, preempted=["r"])
         primary_events(manager)
         manager.reset_cache()
         assert [event.kind for event in primary_events(manager)] == [EventKind.CLEARED]
-        assert manager.lookup(ABCD, ctx) == 0
-        assert list(manager.lookup_states(ABCD, ctx)) == [LookupResult.MISS] * 4
         stats = manager.get_stats()
         assert (stats["num_resident"], stats["num_protected"]) == (0, 0)
         assert stats["num_free"] == NUM_CHUNKS
+        assert manager.lookup(ABCD, ctx) == 0
+        assert list(manager.lookup_states(ABCD, ctx)) == [LookupResult.MISS] * 4
         finish(manager, ctx)
         assert_usable(manager)
 
@@ -258,6 +182,20 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         manager.complete_load(ABC, ctx)
         finish(manager, ctx)
         assert_idle(manager)
+
+    def test_a_deleted_chunk_that_a_load_still_reads_does_not_expire_once_more(
+        self, manager: OffloadingManager
+    ) -> None:
+        ctx = start(manager, "short", ttl_s=60)
+        store(manager, ABC, ctx)
+        manager.prepare_load(ABC, ctx)
+        manager.delete(ABC, ctx)
+        self.clock.advance(61.0)
+        end_step(manager)
+        manager.complete_load(ABC, ctx)
+        finish(manager, ctx)
+        assert_idle(manager)
+        assert manager.get_stats()["expired_chunks"] == 0
 
     def test_high_priority_outlives_a_flood(self, manager: OffloadingManager) -> None:
         ctx = start(manager, "important", priority=90)
@@ -307,6 +245,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         assert (before.gauges, before.counters) == (after.gauges, after.counters)
 
     def test_events_follow_what_happened(self, manager: OffloadingManager) -> None:
+        # Field report J02, J03 and J08.
         ctx = start(manager, "r")
         begin_store(manager, ABC, ctx)
         assert primary_events(manager) == []
@@ -330,6 +269,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
             assert ABC[0] in keys_of(events, EventKind.REMOVED)
 
     def test_gauges_say_what_is_where(self, manager: OffloadingManager) -> None:
+        # Field report K01.
         ctx = start(manager, "r")
         keys = chain("abcdef")
         store(manager, keys, ctx)
@@ -346,6 +286,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         assert {metric.name for metric in PRIMARY_METRICS} <= {*stats.gauges, *stats.counters}
 
     def test_counters_add_up_and_never_decrease(self, manager: OffloadingManager) -> None:
+        # Field report K04 and K05.
         rng = random.Random(0)
         seen = dict(manager.get_stats().counters)
         for number in range(200):
@@ -370,6 +311,7 @@ class ManagerRequestsSuite(ManagerSuiteBase):
     def test_a_long_mix_of_aborts_ends_with_every_slot_accounted_for(
         self, manager: OffloadingManager
     ) -> None:
+        # Field report F07.
         rng = random.Random(1)
         pending: list[tuple[ReqContext, list[OffloadKey]]] = []
         for number in range(500):

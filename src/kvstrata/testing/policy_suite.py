@@ -57,6 +57,8 @@ class PolicySuite:
                 max_examples=self.num_examples,
                 stateful_step_count=40,
                 deadline=None,
+                derandomize=True,
+                database=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )
@@ -72,6 +74,7 @@ class PolicySuite:
         driver.check()
 
     def test_tails_leave_before_heads(self) -> None:
+        # Field report G10.
         driver = self.driver(8)
         keys = chain("abcdefgh")
         trail = RequestTrail()
@@ -79,6 +82,19 @@ class PolicySuite:
         for part in (keys[:3], keys[3:6], keys[6:]):
             driver.offer(trail, part, 1.0)
         assert driver.choose(3) == [keys[7], keys[6], keys[5]]
+
+    @pytest.mark.parametrize("num_parts", [2, 4])
+    def test_tails_leave_before_heads_however_a_request_is_cut(self, num_parts: int) -> None:
+        driver = self.driver(8)
+        keys, trail, size = chain("abcdefgh"), RequestTrail(), 8 // num_parts
+        driver.access(trail, keys, 0.0)
+        for start in range(0, 8, size):
+            driver.offer(trail, keys[start : start + size], 1.0)
+        assert driver.choose(8) == keys[::-1]
+        driver.unhold(driver.hold(keys[3:5]))  # cuts once more
+        assert driver.choose(8) == keys[::-1]
+        driver.access(trail, keys, 2.0)
+        assert driver.choose(8) == keys[::-1]
 
     def test_victims_of_a_later_request_are_tails(self) -> None:
         driver = self.driver(4)
@@ -107,6 +123,7 @@ class PolicySuite:
         assert driver.offer(trail, chain("abcdef")[4:], HOUR_S)[:2] == (0, [])
 
     def test_interleaved_requests_both_count_as_recent(self) -> None:
+        # Field report G11.
         driver = self.driver(12)
         fill(driver, chain("wxyz"), 0.0)
         first, second = fill(driver, chain("abcd"), 1.0), fill(driver, chain("efgh"), 2.0)
@@ -123,6 +140,7 @@ class PolicySuite:
         assert driver.choose(2) == chain("cd")[::-1]
 
     def test_repeated_access_by_one_request_counts_once(self) -> None:
+        # Field report G14.
         orders = []
         for num_repeats in (1, 500):
             driver = self.driver(8)
@@ -176,6 +194,7 @@ class PolicySuite:
         assert len(seen) < 100
 
     def test_memory_does_not_grow_with_the_number_of_chunks_seen(self) -> None:
+        # Field report F06, for side tables.
         driver = self.driver(16)
 
         def see(first: int, last: int) -> None:

@@ -92,6 +92,7 @@ class ReadingTierSuite:
         assert slots[6] == self.bytes_of(A)
 
     def test_load_writes_no_other_slot(self, tier: SecondaryTierManager, slots: SlotView) -> None:
+        # Field report A09.
         self.stock(tier, slots, {A: 0})
         for i in range(self.num_slots):
             poison(slots.row(i))
@@ -121,6 +122,7 @@ class ReadingTierSuite:
     def test_partly_missing_load_fails_only_the_missing(
         self, tier: SecondaryTierManager, slots: SlotView
     ) -> None:
+        # Field report A05.
         self.stock(tier, slots, {A: 0, C: 2})
         assert load(tier, 1, {A: 4, E: 5, C: 6}).failed == {E}
         assert slots[4] == self.bytes_of(A)
@@ -204,6 +206,7 @@ class ReadingTierSuite:
     def test_loads_are_counted_where_they_went(
         self, tier: SecondaryTierManager, slots: SlotView
     ) -> None:
+        # Field report K02.
         if "loaded_chunks" not in tier.get_stats().counters:
             pytest.skip("the tier counts nothing")
         self.stock(tier, slots, {A: 0, B: 1, C: 2})

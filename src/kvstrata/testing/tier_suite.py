@@ -43,6 +43,7 @@ class SecondaryTierSuite(ReadingTierSuite):
     def test_a_present_chunk_is_not_written_again_and_counts_as_stored(
         self, tier: SecondaryTierManager, slots: SlotView
     ) -> None:
+        # Field report K03.
         store(tier, 1, {A: 0})
         poison(slots.row(0))
         assert store(tier, 2, {A: 0}).failed == frozenset()
@@ -74,6 +75,7 @@ class SecondaryTierSuite(ReadingTierSuite):
     def test_a_miss_is_not_remembered_once_the_chunk_was_stored(
         self, tier: SecondaryTierManager, slots: SlotView
     ) -> None:
+        # Field report H06.
         assert look_up(tier, A) is LookupResult.MISS
         store(tier, 1, {A: 0})
         assert look_up(tier, A) is LookupResult.HIT
@@ -137,6 +139,7 @@ class SecondaryTierSuite(ReadingTierSuite):
     def test_events_tell_what_happened_and_nothing_else(
         self, tier: SecondaryTierManager, slots: SlotView
     ) -> None:
+        # Field report J02.
         if type(tier).take_events is SecondaryTierManager.take_events:
             pytest.skip("the tier reports no events")
 

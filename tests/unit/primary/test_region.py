@@ -77,7 +77,7 @@ def test_more_than_is_free_is_refused_before_anything_is_taken() -> None:
     text = str(caught.value)
     assert text.startswith("primary: ")
     assert all(part in text for part in ("40960", "40959", "/fake/meminfo", "primary.num_chunks"))
-    assert open_files() == before
+    assert open_files() <= before
     HostRegion.create(10, 4_096, free_memory=lambda: FreeMemory(40_960, "/fake/meminfo")).close()
     HostRegion.create(10, 4_096, free_memory=lambda: None).close()
 

@@ -208,6 +208,7 @@ class Copies:
         `wait_until_idle` returned.
         """
         self._fail_queued()
+        self.void_all()
         for operation in self._workers.overdue(0.0):
             if isinstance(operation, _Load | _Store | _Admit):
                 operation.fail()
@@ -235,9 +236,10 @@ class Copies:
 
     def run_admit(self, admit: _Admit) -> None:
         """Make room for some chunks and queue their stores."""
-        wanted = [each for each in admit.stores if self._is_wanted(each, admit.seq)]
+        wanted: list[_Store] = []
         try:
-            self._store.finish_wipe()
+            self._store.finish_forgetting()
+            wanted += [each for each in admit.stores if self._is_wanted(each, admit.seq)]
             num_granted = 0 if self._is_blocked() else self._store.sweep.grant(wanted)
         except OSError as error:
             self._note_error(error)
@@ -275,7 +277,10 @@ class Copies:
             copy.is_settled = True
             if isinstance(copy, _Store):
                 self._forget_storing(copy.key)
-            self._book.settle(copy.job.job_id, copy.key, outcome, self._clock.now_s())
+            entry = self._store.index.get(copy.key)
+            expires_at_s = NEVER_S if entry is None else entry.expires_at_s
+            now_s = self._clock.now_s()
+            self._book.settle(copy.job.job_id, copy.key, outcome, now_s, expires_at_s)
             if copy.job.job_id not in self._book:
                 self._cancelled.discard(copy.job.job_id)
                 self._changed.notify_all()
@@ -310,7 +315,7 @@ class Copies:
         outcome = None
         if self._is_dead(store.job.job_id, seq) or self._void_keys.get(store.key, 0) >= seq:
             outcome = Outcome.FAILED
-        elif not self._store.can_hold(store.key) or self._store.index.is_leaving(store.key):
+        elif not self._store.can_hold(store.key):
             outcome = Outcome.REFUSED
         elif self._store.index.get(store.key) is not None:
             outcome = Outcome.PRESENT

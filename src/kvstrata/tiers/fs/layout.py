@@ -2,10 +2,10 @@
 
     ROOT/.kvstrata/ledger                     who uses how much (ledger.py)
     ROOT/.kvstrata/tmp/N-M                    files in the making, if they need names
-    ROOT/v1-NAMESPACE/ab/c/KEY.chunk          one chunk
+    ROOT/v1-NAMESPACE/a/b/KEY.chunk           one chunk
 
 NAMESPACE is 32 hexadecimal digits of a digest of the namespace's name and the size of its chunks,
-KEY is the key in hexadecimal digits, `ab/c` are three more of its hash: nothing that anybody
+KEY is the key in hexadecimal digits, `a/b` are two more of its hash: nothing that anybody
 chooses becomes part of a name. Whatever is named differently is not ours.
 """
 
@@ -27,7 +27,7 @@ SUFFIX: Final = ".chunk"
 KEY_BYTES_MAX: Final = (255 - len(SUFFIX)) // 2  # file names have at most 255 bytes
 
 NAMESPACE_DIR: Final = re.compile(r"v1-[0-9a-f]{32}")
-FAN_DIRS: Final = (re.compile(r"[0-9a-f]{2}"), re.compile(r"[0-9a-f]"))
+FAN_DIRS: Final = tuple("0123456789abcdef")  # on two levels: 256 directories with files
 CHUNK_FILE: Final = re.compile(r"((?:[0-9a-f]{2}){1,124})\.chunk")
 TEMPORARY: Final = re.compile(r"([0-9]+)-[0-9]+")
 
@@ -53,8 +53,8 @@ class ChunkDir:
 
     def path_of(self, key: OffloadKey) -> str:
         """Return a path relative to the root; the key has at most `KEY_BYTES_MAX` bytes."""
-        fan = xxhash.xxh3_64_intdigest(key) & 0xFFF
-        return f"{self.name}/{fan >> 4:02x}/{fan & 15:x}/{key.hex()}{SUFFIX}"
+        fan = xxhash.xxh3_64_intdigest(key) & 0xFF
+        return f"{self.name}/{fan >> 4:x}/{fan & 15:x}/{key.hex()}{SUFFIX}"
 
 
 def dir_name(namespace_digest: bytes, chunk_bytes: int) -> str:

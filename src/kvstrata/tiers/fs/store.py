@@ -2,7 +2,9 @@
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvstrata.core.errors import CorruptChunkError
 from kvstrata.core.events import RemovalReason
@@ -22,6 +24,12 @@ from kvstrata.tiers.jobs import Outcome
 logger = logging.getLogger("kvstrata.fs")
 
 
+class _Forgotten(NamedTuple):
+    keys: Sequence[OffloadKey]
+    reason: RemovalReason
+    resident: Sequence[OffloadKey]
+
+
 class ChunkStore:
     """Chunks of one size and namespace below a root. Blocks; thread: any.
 
@@ -38,7 +46,8 @@ class ChunkStore:
         self._disk.owner = self.ledger.row
         self._num_wipes = 0
         self._num_wiped = 0
-        self._wiping = threading.Lock()
+        self._forgotten: deque[_Forgotten] = deque()
+        self._forgetting = threading.Lock()
         self._env = env
         self.sweep = Sweep(
             disk,
@@ -87,6 +96,8 @@ class ChunkStore:
         Raises:
             OSError: It could not be read.
         """
+        if self.is_wiping() or self.index.is_leaving(key):
+            return Outcome.FAILED
         try:
             header = chunk_file.get(self._disk, self._name_of(key), row, page)
         except FileNotFoundError:
@@ -126,23 +137,43 @@ class ChunkStore:
                 self._note_missing(key)
         return len(unmarked)
 
-    def begin_wipe(self) -> None:
-        """Forget all chunks; their files are gone after `finish_wipe`. Does not block."""
-        self._num_wipes += 1
+    def make_fan(self, first: str) -> None:
+        """Make a part of the directories ahead of the stores that need them."""
+        self._disk.make_fan(self.chunks.name, first)
+
+    def forget(self, keys: Sequence[OffloadKey], reason: RemovalReason) -> None:
+        """Make chunks leave now; their files are gone after `finish_forgetting`. Does not block.
+
+        Resident ones are announced as removed then.
+        """
+        self._forgotten.append(_Forgotten(keys, reason, self.index.expel(keys)))
+
+    def forget_expired(self) -> bool:
+        """Make chunks leave whose time is over; say whether there are any. Does not block."""
+        expired = self.index.take_expired(self._env.clock.wall_s())
+        if expired:
+            self._forgotten.append(_Forgotten(expired, RemovalReason.EXPIRED, expired))
+        return bool(expired)
+
+    def forget_all(self) -> None:
+        """Make all chunks leave now; their files are gone after `finish_forgetting`."""
         if self.index.clear():
             self.journal.note_cleared()
+        self._num_wipes += 1
 
     def is_wiping(self) -> bool:
-        """Say whether files are still there that have been forgotten."""
+        """Say whether files are still there after `forget_all`."""
         return self._num_wiped != self._num_wipes
 
-    def finish_wipe(self) -> None:
-        """Remove the files that were forgotten, unless that has been done."""
-        with self._wiping:
+    def finish_forgetting(self) -> None:
+        """Remove the files that were forgotten; afterwards those keys may be stored again."""
+        with self._forgetting:
             if self.is_wiping():
                 num_wipes = self._num_wipes
                 self.sweep.wipe()
                 self._num_wiped = num_wipes
+            while self._forgotten:
+                self.sweep.remove(*self._forgotten.popleft())
 
     def check(self) -> None:
         """Assert that the account equals what is on disk, given that nobody writes."""

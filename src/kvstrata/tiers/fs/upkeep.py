@@ -9,6 +9,7 @@ from typing import Final
 from kvstrata.core.clock import Clock
 from kvstrata.core.events import RemovalReason
 from kvstrata.core.keys import OffloadKey
+from kvstrata.tiers.fs.layout import FAN_DIRS
 from kvstrata.tiers.fs.settings import FsSettings
 from kvstrata.tiers.fs.store import ChunkStore
 from kvstrata.tiers.fs.workers import Lane, Workers
@@ -18,6 +19,7 @@ logger = logging.getLogger("kvstrata.fs")
 CHECK_FREE_S: Final = 1.0
 MARK_S: Final = 600.0
 NUM_MARKED_MAX: Final = 256
+NUM_CHUNKS_FOR_FAN: Final = 4096
 SCAN_SHARE: Final = 0.01
 """A look at the whole root takes no more than this share of the time."""
 
@@ -56,9 +58,8 @@ class Upkeep:
 
     def start_what_is_due(self) -> None:
         """Queue all upkeep whose time has come."""
-        expired = self._store.index.take_expired(self._clock.wall_s())
-        if expired:
-            self.remove(expired, RemovalReason.EXPIRED, expired)
+        if self._store.forget_expired():
+            self._submit(Lane.CHORE, self._store.finish_forgetting)
         now_s = self._clock.now_s()
         wants_scan = self._store.sweep.has_drifted or now_s >= self._scan_at_s
         if wants_scan and not self._is_scanning and now_s >= self._may_scan_at_s:
@@ -71,19 +72,23 @@ class Upkeep:
             self._mark_at_s = now_s + MARK_S
             self.mark()
 
-    def remove(
-        self,
-        keys: Sequence[OffloadKey],
-        reason: RemovalReason,
-        leaving: Sequence[OffloadKey],
-    ) -> None:
-        """Remove the files of chunks in the background."""
-        self._submit(Lane.CHORE, partial(self._store.sweep.remove, keys, reason, leaving))
+    def make_fan(self) -> None:
+        """Make directories in the background, so that no store has to; not for a few chunks."""
+        max_bytes = self._settings.max_bytes
+        if max_bytes is not None and max_bytes < NUM_CHUNKS_FOR_FAN * self._store.chunks.file_bytes:
+            return
+        makers = (_Chore(partial(self._store.make_fan, first)) for first in FAN_DIRS)
+        self._workers.submit(Lane.IDLE, makers)
+
+    def delete(self, keys: Sequence[OffloadKey]) -> None:
+        """Forget chunks now, and remove their files in the background."""
+        self._store.forget(keys, RemovalReason.DELETED)
+        self._submit(Lane.CHORE, self._store.finish_forgetting)
 
     def wipe(self) -> None:
         """Forget all chunks of the namespace now, and remove their files in the background."""
-        self._store.begin_wipe()
-        self._submit(Lane.CHORE, self._store.finish_wipe)
+        self._store.forget_all()
+        self._submit(Lane.CHORE, self._store.finish_forgetting)
 
     def mark(self) -> None:
         """Tell files of the last use of their chunks, in the background, some at a time."""

@@ -47,13 +47,13 @@ class _Running:
 class Workers:
     """A fixed number of threads over four lanes of operations.
 
-    A lane holds iterators, so that submitting thousands of operations costs one call. Where there
-    is more than one thread, one is left free of stores: a load starts at once unless others run.
+    A lane holds iterators, so that submitting thousands of operations costs one call. There is one
+    thread more than may store at a time: a load never waits for stores, not even if they all do.
     """
 
-    def __init__(self, num_threads: int, name: str, clock: Clock) -> None:
+    def __init__(self, num_storing_max: int, name: str, clock: Clock) -> None:
         self._clock = clock
-        self._num_stores_max = max(1, num_threads - 1)
+        self._num_stores_max = num_storing_max
         self._lanes: dict[Lane, deque[Iterator[Operation]]] = {lane: deque() for lane in Lane}
         self._running: dict[int, _Running] = {}  # by thread
         self._num_stores = 0
@@ -61,7 +61,7 @@ class Workers:
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._work, args=(i,), name=f"kvstrata-{name}-{i}", daemon=True)
-            for i in range(num_threads)
+            for i in range(num_storing_max + 1)
         ]
         for thread in self._threads:
             thread.start()

@@ -1,0 +1,225 @@
+"""Runs without children in one queue per class, and the walk that finds victims among them."""
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Final
+
+from kvstrata.core.policy import Run, Victim
+from kvstrata.policies.reuse_curve import EDGES_S
+
+USES_MAX: Final = 10  # counted no further
+
+
+class Standing:
+    """What the policy knows of a run: `run.state` while it is tracked.
+
+    Attributes:
+        uses: Requests that used it.
+        class_idx: Which queue it waits in, once it has no children.
+        seq: Number of its last use, so it orders runs by recency.
+        queues: The queues that it belongs to.
+    """
+
+    __slots__ = ("class_idx", "queues", "seq", "uses")
+
+    def __init__(self, queues: "ClassQueues", uses: int, class_idx: int, seq: int) -> None:
+        self.queues = queues
+        self.uses = uses
+        self.class_idx = class_idx
+        self.seq = seq
+
+
+class ClassQueues:
+    """A heap of runs per class, least recently used first.
+
+    An entry is stale when its run was used since, has children, or left. A run without children has
+    an entry that is not. A run gets one whenever it may have lost its last child, so the table need
+    not say when it has.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        """Start without runs."""
+        self.heaps: list[list[tuple[int, int, Run]]] = [[] for _ in range(num_classes)]
+        self.tracked: set[Run] = set()
+        self._num_entries = 0
+        self._seq = 0
+        self._next_entry = count().__next__
+
+    def add(self, run: Run, uses: int, class_idx: int) -> None:
+        """Track a run, as the most recently used one."""
+        self.tracked.add(run)
+        run.state = Standing(self, uses, class_idx, 0)
+        self.use(run, run.state, class_idx)
+
+    def add_head(self, head: Run, tail: Run) -> None:
+        """Track the first part of a run that was split, with the standing of the rest."""
+        standing = tail.state
+        assert isinstance(standing, Standing)
+        self.tracked.add(head)
+        head.used_s = tail.used_s
+        head.state = Standing(self, standing.uses, standing.class_idx, standing.seq)
+
+    def use(self, run: Run, standing: Standing, class_idx: int) -> None:
+        """Make a run the most recently used one, of this class."""
+        self._seq += 1
+        standing.seq, standing.class_idx = self._seq, class_idx
+        if not run.num_children:
+            self.push(run, standing)
+            if self._num_entries > 2 * len(self.tracked) + 64:
+                self._sweep()
+
+    def push(self, run: Run, standing: Standing) -> None:
+        """Put a run into its queue, by its last use."""
+        heapq.heappush(self.heaps[standing.class_idx], (standing.seq, self._next_entry(), run))
+        self._num_entries += 1
+
+    def pop(self, class_idx: int) -> None:
+        """Take the first entry out of a queue."""
+        heapq.heappop(self.heaps[class_idx])
+        self._num_entries -= 1
+
+    def forget(self, run: Run) -> None:
+        """Track a run no longer; its parent may be without children when the caller is done."""
+        self.tracked.discard(run)
+        run.state = None
+        parent = run.parent
+        if parent is not None and isinstance(parent.state, Standing):
+            parent.state.queues.push(parent, parent.state)
+
+    def _sweep(self) -> None:
+        """Drop stale entries; comes after as many pushes as there are runs."""
+        self._num_entries = 0
+        for class_idx, heap in enumerate(self.heaps):
+            live = {entry[2]: entry for entry in heap if not is_stale(entry[2], entry[0])}
+            self.heaps[class_idx] = list(live.values())
+            heapq.heapify(self.heaps[class_idx])
+            self._num_entries += len(live)
+
+    def clear(self) -> None:
+        """Forget all runs."""
+        for run in self.tracked:
+            run.state = None
+        self.tracked.clear()
+        self.heaps = [[] for _ in self.heaps]
+        self._num_entries = 0
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        assert self._num_entries == sum(map(len, self.heaps))
+        waiting = {(i, seq, run) for i, heap in enumerate(self.heaps) for seq, _, run in heap}
+        for run in self.tracked:
+            standing = run.state
+            assert isinstance(standing, Standing)
+            assert standing.queues is self
+            assert run.num_children or (standing.class_idx, standing.seq, run) in waiting
+
+
+def is_stale(run: Run, seq: int) -> bool:
+    """Say whether an entry is out of date."""
+    standing = run.state
+    return not isinstance(standing, Standing) or standing.seq != seq or run.num_children > 0
+
+
+class VictimWalk:
+    """Finds chunks that should leave: the least worthy first, children before parents.
+
+    It takes entries out of the queues as it goes and changes nothing else; `end` puts back what may
+    still be needed.
+    """
+
+    def __init__(
+        self,
+        queues: ClassQueues,
+        rates: Sequence[Sequence[float]],
+        now_s: float,
+        kept: Sequence[Run] = (),
+    ) -> None:
+        """Begin at the least worthy run.
+
+        Args:
+            queues: Where to look.
+            rates: What runs are worth, per class and age bin (`EDGES_S`).
+            now_s: The time.
+            kept: Runs that stay whatever they are worth.
+        """
+        self._queues = queues
+        self._rates = rates
+        self._now_s = now_s
+        self._kept = kept
+        self._taken: dict[Run, int] = {}  # how many chunks, from the end
+        self._num_children: dict[Run, int] = {}  # left, of runs that lose children in this walk
+        self._aside: set[Run] = set()  # taken out of their queues
+        self._fronts: dict[int, tuple[float, int, int, Run]] = {}
+        self._unseen: Iterable[int] = range(len(queues.heaps))
+
+    def best(self) -> tuple[float, Run] | None:
+        """Return the least worthy run that may leave, and what it is worth."""
+        if self._unseen:
+            self._find_fronts(self._unseen)
+            self._unseen = ()
+        if not self._fronts:
+            return None
+        worth, _, _, run = min(self._fronts.values())
+        return worth, run
+
+    def _find_fronts(self, classes: Iterable[int]) -> None:
+        """Find the first run of each queue that may leave; one loop, as it runs for every store."""
+        heaps, fronts, children_of = self._queues.heaps, self._fronts, self._num_children
+        for class_idx in classes:
+            heap = heaps[class_idx]
+            fronts.pop(class_idx, None)
+            while heap:
+                seq, number, run = heap[0]
+                standing = run.state
+                num_children = children_of.get(run, run.num_children)
+                if (
+                    num_children
+                    or not isinstance(standing, Standing)
+                    or standing.seq != seq
+                    or run in self._aside
+                ):
+                    self._queues.pop(class_idx)
+                elif run.num_holds or run.owner is not None or run in self._kept:
+                    self._aside.add(run)
+                    self._queues.pop(class_idx)
+                else:
+                    age = bisect_right(EDGES_S, self._now_s - run.used_s) - 1
+                    fronts[class_idx] = (self._rates[class_idx][age], seq, number, run)
+                    break
+
+    def take(self, run: Run, num_chunks: int) -> int:
+        """Choose up to so many chunks from the end of the run that `best` returned."""
+        taken = self._taken.get(run, 0)
+        num_taken = min(num_chunks, len(run.keys) - taken)
+        self._taken[run] = taken + num_taken
+        if taken + num_taken == len(run.keys):
+            self._let_go(run)
+        return num_taken
+
+    def _let_go(self, run: Run) -> None:
+        """Note that nothing is left of a run: its parent may be next."""
+        standing, parent = run.state, run.parent
+        assert isinstance(standing, Standing)
+        self._queues.pop(standing.class_idx)
+        self._aside.add(run)
+        self._unseen = [standing.class_idx]
+        if parent is None or not isinstance(parent.state, Standing):
+            return
+        left = self._num_children.get(parent, parent.num_children) - 1
+        self._num_children[parent] = left
+        if not left and parent.state.queues is self._queues:
+            self._queues.push(parent, parent.state)
+            self._unseen = {standing.class_idx, parent.state.class_idx}
+
+    @property
+    def victims(self) -> list[Victim]:
+        """What was taken, in order."""
+        return list(self._taken.items())
+
+    def end(self) -> None:
+        """Put back the runs that were set aside and are still tracked."""
+        for run in self._aside:
+            if isinstance(run.state, Standing):
+                self._queues.push(run, run.state)

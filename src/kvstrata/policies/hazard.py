@@ -1,0 +1,268 @@
+"""Keep what is most likely to be used again soon, as learned from the rhythm of sessions."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
+
+from typing_extensions import override
+
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.policy import Admission, EvictionPolicy, RequestTrail, Run, Victim
+from kvstrata.core.request import SessionHint
+from kvstrata.policies.class_queues import USES_MAX, ClassQueues, Standing, VictimWalk
+from kvstrata.policies.reuse_curve import EDGES_S, ReuseCurves
+from kvstrata.policies.use_counts import UseCounts
+
+_GAPS_S: Final = (8.0, 16.0, 32.0, 64.0, 128.0)
+# Groups: 0 for a session's first turn, then one for each gap between turns, then the hints'.
+_CONTINUES, _OVER = len(_GAPS_S) + 2, len(_GAPS_S) + 3
+_NUM_GROUPS: Final = len(_GAPS_S) + 4
+_KIND_OF_USES: Final = (0, 0, *(1,) * (USES_MAX - 2), 2)  # once, a few times, often
+_NUM_KINDS: Final = 3
+
+
+class _Turn:
+    """What the policy remembers of a request.
+
+    Attributes:
+        first_class: The class of chunks that only this request used; with more uses, those after.
+        num_counted: Of the chunks from a root on, how many this request's use was counted for.
+        refused: The first chunk that was not stored for it; None if there is none.
+        at_s: When it used its chunks last.
+    """
+
+    __slots__ = ("at_s", "first_class", "num_counted", "refused")
+
+    def __init__(self, at_s: float) -> None:
+        self.first_class = 0
+        self.num_counted: dict[OffloadKey, int] = {}
+        self.refused: OffloadKey | None = None
+        self.at_s = at_s
+
+
+class HazardPolicy(EvictionPolicy):
+    """A chunk is worth the most uses per second that holding it longer can bring.
+
+    Chunks are classed by the time between the two last turns of the session that used them last,
+    and by how many requests used them; per class a curve of the times to the next use is learned.
+    The least worthy run without children leaves. A new chunk that is worth no more is refused, and
+    with it all that follow in its request.
+
+    The turn before is found by content alone: it ended with the deepest chunk that is also the last
+    one of an earlier request. A hint that the session continues, or is over, is a group of its own.
+    """
+
+    is_tree = True
+    uses_chance_min = 0.0
+    """Refuse chunks whose chance of use within the victim's idle time is less."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._queues = ClassQueues(_NUM_GROUPS * _NUM_KINDS)
+        self._counts = UseCounts(capacity, USES_MAX)
+        self._curves = ReuseCurves(capacity, _NUM_GROUPS, _NUM_KINDS)
+        self._value = self._curves.value()
+        self._now_s = 0.0
+
+    @override
+    def access(
+        self,
+        trail: RequestTrail,
+        keys: Sequence[OffloadKey],
+        runs: Sequence[Run],
+        now_s: float,
+    ) -> None:
+        self._now_s = now_s
+        if not keys:
+            return
+        turn = trail.state
+        is_first = not isinstance(turn, _Turn)
+        if not isinstance(turn, _Turn):
+            turn = trail.state = self._begin_turn(trail, keys)
+        turn.at_s = now_s
+        num_counted = turn.num_counted.get(keys[0], 0)
+        turn.num_counted[keys[0]] = max(num_counted, len(keys))
+        found: list[tuple[int, int]] = []
+        num_covered = 0
+        for run in runs:
+            standing = run.state
+            assert isinstance(standing, Standing)
+            num_covered += len(run.keys)
+            if num_covered > num_counted and standing.uses < USES_MAX:
+                standing.uses += 1
+            class_idx = turn.first_class + _KIND_OF_USES[standing.uses]
+            self._queues.use(run, standing, class_idx)
+            run.used_s = now_s
+            found.append((len(run.keys), class_idx))
+        if is_first:
+            missing = _missing(keys, runs, num_covered)
+            found += [
+                (end - start, turn.first_class + _KIND_OF_USES[uses])
+                for start, end, uses in self._counts.runs(missing)
+            ]
+            self._sample(keys, found)
+
+    def _begin_turn(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> _Turn:
+        curves, now_s, group = self._curves, self._now_s, 0
+        met = curves.note_use(keys, now_s)
+        turn_before_s = next((mark.end_s for mark in reversed(met) if mark.end_s >= 0), None)
+        if trail.session is SessionHint.CONTINUES:
+            group = _CONTINUES
+        elif trail.session is SessionHint.OVER:
+            group = _OVER
+        elif turn_before_s is not None:
+            group = bisect_right(_GAPS_S, now_s - turn_before_s) + 1
+        if len(keys) > 1:
+            curves.mark_end(keys[-1], now_s)
+        if curves.update_if_due(now_s):
+            self._value = curves.value()
+        turn = _Turn(now_s)
+        turn.first_class = group * _NUM_KINDS
+        return turn
+
+    def _sample(self, keys: Sequence[OffloadKey], found: list[tuple[int, int]]) -> None:
+        """Watch one chunk for each stretch of chunks of one class."""
+        end = 0
+        for class_idx, alike in groupby(found, lambda item: item[1]):
+            length = sum([num for num, _ in alike])
+            end += length
+            self._curves.sample(keys[end - 1], class_idx, length, self._now_s)
+
+    @override
+    def admit(
+        self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
+    ) -> Admission:
+        self._now_s = now_s
+        turn = trail.state
+        if not isinstance(turn, _Turn):
+            turn = trail.state = _Turn(now_s)
+        if turn.refused is not None and turn.refused not in keys:
+            return Admission(0, (), is_refusal=True)  # of no use without the one before
+        walk = VictimWalk(self._queues, self._value.rates, now_s, trail.runs)
+        num_admitted, num_left, is_refusal = 0, num_free, False
+        for start, end, uses in self._counts.runs(keys):
+            num_wanted = end - start
+            if num_wanted > num_left:
+                class_idx = turn.first_class + _KIND_OF_USES[uses]
+                num_found, is_refusal = self._make_room(walk, class_idx, num_wanted - num_left)
+                num_left += num_found
+            num_stored = min(num_wanted, num_left)
+            num_admitted += num_stored
+            num_left -= num_stored
+            if num_stored < num_wanted:
+                self._counts.set(keys[start + num_stored : end], uses)
+                self._counts.set(keys[end:], 1)
+                break
+        turn.refused = keys[num_admitted] if is_refusal else None
+        victims = walk.victims
+        for run, count in victims:
+            self._note_leaving(run, count)
+            if count == len(run.keys):
+                self._queues.forget(run)
+        walk.end()
+        return Admission(num_admitted, victims, is_refusal)
+
+    def _make_room(self, walk: VictimWalk, class_idx: int, count: int) -> tuple[int, bool]:
+        """Take victims that are worth less than a new chunk of this class.
+
+        Returns how many there are, and whether more would have been there for a better chunk.
+        """
+        rates, survival = self._value.rates[class_idx], self._value.survival[class_idx]
+        num_found = 0
+        while num_found < count:
+            best = walk.best()
+            if best is None:
+                return num_found, False
+            worth, victim = best
+            idle = bisect_right(EDGES_S, self._now_s - victim.used_s) - 1
+            if rates[0] <= worth or 1.0 - survival[idle] < self.uses_chance_min:
+                return num_found, True
+            num_found += walk.take(victim, count - num_found)
+        return num_found, False
+
+    def _worth(self, run: Run, class_idx: int) -> float:
+        return self._value.rates[class_idx][bisect_right(EDGES_S, self._now_s - run.used_s) - 1]
+
+    def _note_leaving(self, run: Run, count: int) -> None:
+        """Remember the uses of the last chunks of a run."""
+        if isinstance(run.state, Standing):
+            self._counts.set(run.keys[-count:], run.state.uses)
+
+    @override
+    def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
+        turn = trail.state
+        if not isinstance(turn, _Turn):
+            turn = trail.state = _Turn(now_s)
+        if turn.at_s < now_s:
+            turn.at_s = now_s
+            for used in trail.runs:
+                if isinstance(used.state, Standing):
+                    self._queues.use(used, used.state, used.state.class_idx)
+                    used.used_s = now_s
+        _, uses = max((end - start, uses) for start, end, uses in self._counts.runs(run.keys))
+        run.used_s = now_s
+        self._queues.add(run, uses, turn.first_class + _KIND_OF_USES[uses])
+
+    @override
+    def split(self, head: Run, tail: Run) -> None:
+        self._queues.add_head(head, tail)
+
+    @override
+    def join(self, head: Run, tail: Run) -> bool:
+        first, second = head.state, tail.state
+        assert isinstance(first, Standing)
+        assert isinstance(second, Standing)
+        if (first.uses, first.class_idx) != (second.uses, second.class_idx):
+            return False
+        first.seq, head.used_s = second.seq, tail.used_s
+        self._queues.forget(tail)
+        return True
+
+    @override
+    def choose(self, count: int) -> Sequence[Victim]:
+        walk = VictimWalk(self._queues, self._value.rates, self._now_s)
+        while count and (best := walk.best()):
+            count -= walk.take(best[1], count)
+        walk.end()
+        return walk.victims
+
+    @override
+    def remove(self, run: Run) -> None:
+        self._note_leaving(run, len(run.keys))
+        self._queues.forget(run)
+
+    @override
+    def clear(self) -> None:
+        self._queues.clear()
+        self._counts.clear()
+
+    @override
+    def runs(self) -> list[Run]:
+        worth_now = [
+            (self._worth(run, run.state.class_idx), run.state.seq, run)
+            for run in self._queues.tracked
+            if isinstance(run.state, Standing)
+        ]
+        return [run for _, _, run in sorted(worth_now, key=lambda item: item[:2])]
+
+    @override
+    def check(self) -> None:
+        super().check()
+        self._queues.check()
+
+
+class LeanHazardPolicy(HazardPolicy):
+    """Stores only what has a fair chance to be used in time: for tiers that wear with writing."""
+
+    uses_chance_min = 0.2
+
+
+def _missing(
+    keys: Sequence[OffloadKey], runs: Sequence[Run], num_covered: int
+) -> Sequence[OffloadKey]:
+    """Return the keys that are in none of the runs, which have so many chunks together."""
+    if not runs or keys[num_covered - 1] == runs[-1].keys[-1]:
+        return keys[num_covered:]
+    tracked = {key for run in runs for key in run.keys}
+    return [key for key in keys if key not in tracked]

@@ -1,0 +1,1 @@
+"""Replay request traces through the production manager, and plan sizes from what they show."""

@@ -1,0 +1,135 @@
+"""The facade keeps bytes, streams prefixes larger than the primary, and survives a restart."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvstrata
+from kvstrata import ConfigError, OffloadKey, make_offload_key
+from kvstrata.testing import pattern
+
+CHUNK_BYTES = 8192
+
+
+def keys(count: int, first: int = 0) -> list[OffloadKey]:
+    return [make_offload_key(i.to_bytes(32, "big"), 0) for i in range(first, first + count)]
+
+
+def rows(wanted: list[OffloadKey]) -> list[bytes]:
+    return [pattern(key, CHUNK_BYTES) for key in wanted]
+
+
+def blank(count: int) -> list[bytearray]:
+    return [bytearray(CHUNK_BYTES) for _ in range(count)]
+
+
+def settings(tmp_path: Path, num_chunks: int = 8) -> dict[str, Any]:
+    tier = {"type": "fs", "root": str(tmp_path / "kv"), "max_bytes": "64MiB"}
+    return {
+        "chunk_bytes": CHUNK_BYTES,
+        "primary": {"num_chunks": num_chunks, "policy": "lru"},
+        "tiers": [tier],
+    }
+
+
+def test_a_prefix_larger_than_the_primary_comes_back_whole(tmp_path: Path) -> None:
+    wanted = keys(32)
+    with kvstrata.open(settings(tmp_path)) as store:
+        assert store.put(wanted, rows(wanted)) == 32
+        loaded = blank(32)
+        assert store.get(wanted, loaded) == 32
+    assert [bytes(row) for row in loaded] == rows(wanted)
+
+
+def test_chunks_survive_a_restart(tmp_path: Path) -> None:
+    wanted = keys(6)
+    with kvstrata.open(settings(tmp_path)) as store:
+        store.put(wanted, rows(wanted))
+    with kvstrata.open(settings(tmp_path)) as store:
+        loaded = blank(6)
+        assert store.get(wanted, loaded) == 6
+    assert [bytes(row) for row in loaded] == rows(wanted)
+
+
+def test_rows_past_the_prefix_stay_untouched(tmp_path: Path) -> None:
+    wanted = keys(3)
+    with kvstrata.open(settings(tmp_path)) as store:
+        store.put(wanted[:2], rows(wanted[:2]))
+        loaded = blank(3)
+        assert store.get(wanted, loaded) == 2
+    assert loaded[2] == bytearray(CHUNK_BYTES)
+
+
+def test_a_deleted_chunk_is_gone_from_every_tier(tmp_path: Path) -> None:
+    wanted = keys(4)
+    with kvstrata.open(settings(tmp_path)) as store:
+        store.put(wanted, rows(wanted))
+        assert store.flush()
+        store.delete(wanted[1:2])
+        assert store.contains(wanted) == [True, False, True, True]
+    with kvstrata.open(settings(tmp_path)) as store:
+        assert store.contains(wanted) == [True, False, True, True]
+
+
+def test_clear_forgets_everything(tmp_path: Path) -> None:
+    wanted = keys(4)
+    with kvstrata.open(settings(tmp_path)) as store:
+        store.put(wanted, rows(wanted))
+        store.clear()
+        assert store.contains(wanted) == [False] * 4
+
+
+def test_tenants_do_not_share_and_each_hits_itself(tmp_path: Path) -> None:
+    wanted = keys(2)
+    with kvstrata.open(settings(tmp_path)) as store:
+        store.put(wanted, rows(wanted), hints={"tenant": "a"})
+        assert store.get(wanted, blank(2), hints={"tenant": "b"}) == 0
+        assert store.get(wanted, blank(2)) == 0
+        assert store.get(wanted, blank(2), hints={"tenant": "a"}) == 2
+
+
+def test_a_row_of_the_wrong_size_is_refused_before_anything_is_stored(tmp_path: Path) -> None:
+    wanted = keys(2)
+    with kvstrata.open(settings(tmp_path)) as store:
+        with pytest.raises(ValueError, match=r"rows\[1\] has 5 bytes"):
+            store.put(wanted, [bytes(CHUNK_BYTES), b"short"])
+        assert store.contains(wanted) == [False, False]
+
+
+def test_prefetched_chunks_are_loaded_from_host_memory(tmp_path: Path) -> None:
+    wanted = keys(4)
+    with kvstrata.open(settings(tmp_path)) as store:
+        store.put(wanted, rows(wanted))
+    with kvstrata.open(settings(tmp_path)) as store:
+        assert store.contains(wanted) == [True] * 4
+        store.prefetch(wanted)
+        assert store.flush()
+        assert store.get_stats()["num_resident"] == 4
+
+
+def test_several_threads_get_their_own_bytes(tmp_path: Path) -> None:
+    wrong: list[int] = []
+    with kvstrata.open(settings(tmp_path)) as store:
+
+        def work(number: int) -> None:
+            mine = keys(6, first=100 * number)
+            for _ in range(10):
+                store.put(mine, rows(mine))
+                loaded = blank(6)
+                count = store.get(mine, loaded)
+                if [bytes(row) for row in loaded[:count]] != rows(mine)[:count]:
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_opening_without_a_chunk_size_names_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"^chunk_bytes: is required"):
+        kvstrata.open({"primary": {"num_chunks": 2}})
