@@ -24,7 +24,7 @@ def bench_object(
     chunk_bytes: Annotated[str, typer.Option(help="Size of a chunk.")] = "2MiB",
     chunks: Annotated[int, typer.Option(min=1, help="Chunks in a round.")] = 64,
     requests: Annotated[int, typer.Option(min=1, help="Requests at one time.")] = 16,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the best of each counts.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians count.")] = 5,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Store and load chunks through the tier and through plain obstore loops, turn by turn.

@@ -4,9 +4,11 @@ import asyncio
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Final, Protocol
 
 import obstore
@@ -21,12 +23,12 @@ from kvstrata.tiers.object.tier import ObjectTier
 
 NUM_REQUESTS: Final = 16
 _TIMEOUT_S: Final = 600.0
-_NUM_LOADS: Final = 3  # of each in a round: they are short, and so more easily disturbed
+_NUM_LOADS: Final = 6  # of each in a round: they are short, and so more easily disturbed
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectBench:
-    """Best round of each, payload bytes only.
+    """Medians, payload bytes only.
 
     The plain figures are those of the faster of two loops with as many requests at one time: one
     of coroutines, one of threads. They put rows of the same memory, and get objects and copy them
@@ -65,14 +67,13 @@ def run_bench(
         _Coroutines(slots, settings, num_requests),
         _Threads(slots, settings, num_requests),
     ]
-    best: dict[tuple[_Loop, str], float] = {}
+    speeds: defaultdict[tuple[_Loop, str], list[float]] = defaultdict(list)
     num_bytes = len(slots) * slots.chunk_bytes
 
     def measure(loop: _Loop, name: str, work: Callable[[], None]) -> None:
         started_s = time.perf_counter()
         work()
-        speed = num_bytes / (time.perf_counter() - started_s) / 1e9
-        best[loop, name] = max(best.get((loop, name), 0.0), speed)
+        speeds[loop, name].append(num_bytes / (time.perf_counter() - started_s) / 1e9)
 
     try:
         for round_number in range(num_rounds):
@@ -88,8 +89,9 @@ def run_bench(
     finally:
         for loop in loops:
             loop.close()
-    figures = [best[tier, name] for name in ("store", "load")]
-    figures += [max(best[loop, name] for loop in loops[1:]) for name in ("store", "load")]
+    middle = {each: median(found) for each, found in speeds.items()}
+    figures = [middle[tier, name] for name in ("store", "load")]
+    figures += [max(middle[loop, name] for loop in loops[1:]) for name in ("store", "load")]
     return ObjectBench(len(slots), slots.chunk_bytes, num_requests, *figures)
 
 
