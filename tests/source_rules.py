@@ -82,6 +82,7 @@ BROAD_EXCEPT: tuple[str, ...] = (
     "tiers/fs/workers.py",
     "tiers/p2p/server.py",
     "tiers/p2p/session.py",
+    "tiers/object/workers.py",
 )
 
 BANNED_NAME = re.compile(r"block_size|(?:^|_)utils?(?:_|$)", re.IGNORECASE)
