@@ -23,6 +23,7 @@ from kvstrata.primary.request_state import RequestState
 from kvstrata.tiering.cascade import Cascade, Cascades
 from kvstrata.tiering.promotion import Promotion, Promotions
 from kvstrata.tiering.request_view import RequestRecord, RequestView
+from kvstrata.tiering.sharing import Sharing
 from kvstrata.tiering.shutdown import flush_and_stop
 from kvstrata.tiering.survey import Survey, ask_tiers, survey
 from kvstrata.tiering.tier_handle import InFlight, TierHandle
@@ -60,18 +61,14 @@ class TieringOffloadingManager(DelegatingManager):
         self._clock = clock
         self._views: dict[str, RequestView] = {}
         self._serial = itertools.count()
-        self._job_ids = map(JobId, itertools.count(1))
+        next_job_id = map(JobId, itertools.count(1)).__next__
         self._has_retired = False
         self._report: ShutdownReport | None = None
-        self._promotions = Promotions(self._store, self._next_job_id, limits.hold_s)
-        self._cascades = Cascades(self._store, self._handles, self._next_job_id)
+        self._promotions = Promotions(self._store, next_job_id, limits.hold_s)
+        self._cascades = Cascades(self._store, self._handles, next_job_id)
         self._store.on_removed = self._on_removed
+        self._sharing = Sharing(self._store, self._promotions, clock)
         primary.make_room = self._make_room
-
-    def _next_job_id(self) -> JobId:
-        return next(self._job_ids)
-
-    # Requests
 
     @override
     def on_new_request(self, ctx: ReqContext) -> RequestOffloadingContext:
@@ -187,13 +184,12 @@ class TieringOffloadingManager(DelegatingManager):
         view = self._views.get(ctx.req_id)
         return view.record() if view is not None else None
 
-    # Store
-
     @override
     def prepare_store(
         self, keys: Sequence[OffloadKey], ctx: ReqContext
     ) -> PrepareStoreOutput | None:
         self._retire()
+        self._sharing.park(keys, ctx)
         output = self.inner.prepare_store(keys, ctx)
         if output is not None and output.keys_to_store:
             self._promotions.num_spared = 0
@@ -236,8 +232,7 @@ class TieringOffloadingManager(DelegatingManager):
             view.stored.update(arrived)
         stores = view.stores if view is not None else self._tiers.stores_of(ctx)
         self._cascades.note_stored(arrived, stores, ctx)
-
-    # Steps
+        self._sharing.park(arrived, ctx)
 
     def _retire(self) -> None:
         """Take what tiers have finished, once a step."""
@@ -273,6 +268,7 @@ class TieringOffloadingManager(DelegatingManager):
         for view in self._named(context.preempted_req_ids):
             view.deadline_s = None  # it will come back as if new
             view.end_waiting()
+        self._sharing.end_step(self._handles)
         self._promotions.submit(context.new_req_ids)
         self._promotions.end_step(now_s)
         self._cascades.end_step(max(1, int(self.slots.num_slots * AHEAD_SHARE)))
@@ -323,6 +319,7 @@ class TieringOffloadingManager(DelegatingManager):
             ConfigError: Its settings are wrong, or its name is taken.
         """
         handle = self._tiers.attach(config)
+        self._sharing.add(handle)
         for view in self._views.values():
             self._route(view)
             handle.on_new_request(view.ctx)
@@ -338,6 +335,7 @@ class TieringOffloadingManager(DelegatingManager):
         """
         handle = self._tiers.find(name)
         self._promotions.forget_tier(handle)
+        self._sharing.remove(handle)
         self._tiers.detach(handle, self._retire_from, timeout_s)
         for view in self._views.values():
             self._route(view)
@@ -387,6 +385,7 @@ class TieringOffloadingManager(DelegatingManager):
     def shutdown(self, timeout_s: float = 10.0) -> ShutdownReport:
         if self._report is None:
             self._promotions.clear()
+            self._sharing.release()
             self._report = flush_and_stop(
                 self._handles, self._cascades, self._store, self._retire_from, timeout_s
             )
