@@ -111,8 +111,7 @@ class TieringOffloadingManager(DelegatingManager):
         if limit is not None:
             keys = keys[: limit // self._patience.limits.tokens_per_chunk]
         now_s = self._clock.now_s()
-        is_whole = count >= len(keys)
-        if not is_whole and view.loads and not view.is_late(now_s):
+        if count < len(keys) and view.loads and not view.is_late(now_s):
             found = survey(keys[count:], self._store, self._promotions, view)
             if self._patience.is_worth_waiting(found) and self._is_coming(
                 found, view, keys[:count]
