@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,44 @@ class Engine:
     def run_each(self, batch: Sequence[list[int]], num_new: int = 8, **sampling: Any) -> Tokens:
         """Generate for one prompt after the other."""
         return [self.run([tokens], num_new, **sampling)[0] for tokens in batch]
+
+    def run_and_abort(
+        self,
+        batch: Sequence[list[int]],
+        num_new: int,
+        aborted: Collection[int],
+        after_steps: Sequence[int],
+    ) -> dict[int, list[int]]:
+        """Generate for all prompts at once, aborting some one by one; returns what got through.
+
+        Args:
+            batch: The prompts.
+            num_new: Tokens to generate.
+            aborted: Numbers of the prompts to abort.
+            after_steps: When; the last of them again and again.
+        """
+        core = self.llm.llm_engine
+        params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
+        for i, tokens in enumerate(batch):
+            core.add_request(str(i), TokensPrompt(prompt_token_ids=tokens), params)
+        done: dict[int, list[int]] = {}
+        waits, victims = list(after_steps), list(aborted)
+        next_abort = waits.pop(0)
+        while core.has_unfinished_requests():
+            for output in core.step():
+                if output.finished:
+                    done[int(output.request_id)] = list(output.outputs[0].token_ids)
+            next_abort -= 1
+            if victims and next_abort <= 0:
+                core.abort_request([str(victims.pop(0))])
+                next_abort = waits.pop(0) if waits else after_steps[-1]
+        return done
+
+    def counter(self, name: str) -> float:
+        """The value of one of the engine's counters, over all labels."""
+        found = [metric for metric in self.llm.get_metrics() if metric.name == name]
+        assert found, name
+        return float(sum(metric.value for metric in found))
 
     def settle(self) -> None:
         """Step until no copy is in flight: nothing steps an idle engine in this process."""

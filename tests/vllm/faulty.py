@@ -83,7 +83,10 @@ class FailingCopier(Copier):
         failed = self._inner.load(copies, mark) | self._pick(copies)
         for group in copies:
             wrong = [slot if slot not in failed else group.slots[0] for slot in group.slots]
-            parts = [0 if slot in failed else part for slot, part in zip(group.slots, group.parts)]
+            parts = [
+                0 if slot in failed else part
+                for slot, part in zip(group.slots, group.parts, strict=True)
+            ]
             if wrong != list(group.slots):
                 self._inner.load([replace(group, slots=wrong, parts=parts)], mark)
         self.num_failed += len(failed)

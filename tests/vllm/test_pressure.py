@@ -14,11 +14,10 @@ from tests.vllm.faulty import (
     UnfencedConnector,
     named,
 )
-from vllm.v1.metrics.reader import Counter
 
 PRIMARY = {"primary": {"num_chunks": 400, "policy": "lru"}}
 # Sixteen requests grow to 400 tokens, 13 blocks; the pool holds nine of them at that size.
-FEW = {"block_size": 32, "num_gpu_blocks_override": 120, "max_model_len": 1024}
+FEW: dict[str, Any] = {"block_size": 32, "num_gpu_blocks_override": 120, "max_model_len": 1024}
 NUM_NEW = 160
 
 
@@ -32,14 +31,6 @@ def expected(tiny_model: Path) -> dict[int, Tokens]:
         return {seed: plain.run(batch(seed), NUM_NEW) for seed in (1, 2, 3)}
 
 
-def counted(running: Any, name: str) -> float:
-    return sum(
-        metric.value
-        for metric in running.llm.get_metrics()
-        if isinstance(metric, Counter) and metric.name == name
-    )
-
-
 def test_preempted_requests_continue_with_the_same_tokens(
     tiny_model: Path, expected: dict[int, Tokens]
 ) -> None:
@@ -47,7 +38,7 @@ def test_preempted_requests_continue_with_the_same_tokens(
         for seed, tokens in expected.items():
             assert ours.run(batch(seed), NUM_NEW) == tokens
             ours.llm.reset_prefix_cache()
-        assert counted(ours, "vllm:num_preemptions") >= 3
+        assert ours.counter("vllm:num_preemptions") >= 3
         assert ours.scheduler.get_stats()["resumed_tokens"] > 0
 
 
@@ -72,3 +63,15 @@ def test_failed_loads_are_computed_again_and_nobody_starves(
                 assert ours.run(batch(seed), NUM_NEW) == tokens
                 ours.llm.reset_prefix_cache()
         assert ours.scheduler.get_stats()["failed_load_tokens"] > 0
+
+
+def test_aborted_requests_leave_nothing_behind(
+    tiny_model: Path, expected: dict[int, Tokens]
+) -> None:
+    with engine(tiny_model, PRIMARY, named(LateConnector), **FEW) as ours:
+        tokens = batch(1)
+        ours.run(tokens, NUM_NEW)
+        ours.llm.reset_prefix_cache()
+        done = ours.run_and_abort(tokens, NUM_NEW, aborted=range(0, 16, 3), after_steps=(1, 2, 4))
+        assert ours.scheduler.get_stats()["primary_tokens"] > 0
+        assert done == {i: expected[1][i] for i in range(16) if i % 3}
