@@ -96,8 +96,8 @@ class _SchedulerSide:
         assert isinstance(manager.slots, HostRegion)
         self.region = manager.slots
         self.scheduler = OffloadingConnectorScheduler(manager, plan.offload)
-        self.reporter = StatsReporter(self.scheduler)
         self.requests: dict[str, VllmRequest] = {}
+        self.reporter = StatsReporter(self.scheduler, self.requests)
         self.admitted: set[str] = set()
         self.hit_sources = {tier.name: HIT_SOURCES.get(tier.type) for tier in plan.config.tiers}
         logger.info(

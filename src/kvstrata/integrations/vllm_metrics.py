@@ -1,7 +1,7 @@
 """The connector's counters as vLLM carries them from its scheduler to its `/metrics`."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any, Final
 
 from prometheus_client import Counter, Gauge
@@ -58,8 +58,10 @@ class VllmStats(KVConnectorStats):  # type: ignore[misc]
 class StatsReporter:
     """Turns the snapshots of manager and connector into increases, a few times a second."""
 
-    def __init__(self, scheduler: OffloadingConnectorScheduler) -> None:
+    def __init__(self, scheduler: OffloadingConnectorScheduler, live: Sized) -> None:
+        """Take what has the numbers, and the live requests."""
         self._scheduler = scheduler
+        self._live = live
         self._last: dict[tuple[str, str], float] = {}
         self._next_s = 0.0
         self._was_busy = True
@@ -67,9 +69,9 @@ class StatsReporter:
     def take(self) -> VllmStats | None:
         """Return what changed since the last report; None between reports.
 
-        When work has just come to rest there is a report at once: no later step may bring it.
+        When all work has just come to rest there is a report at once: no later step may bring it.
         """
-        is_busy = self._scheduler.has_pending_work()
+        is_busy = bool(self._live) or self._scheduler.has_pending_work()
         came_to_rest = self._was_busy and not is_busy
         self._was_busy = is_busy
         now_s = time.monotonic()
