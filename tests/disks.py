@@ -8,7 +8,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from kvstrata.tiers.fs.disk import FileStat, FoundFile, OpenFile, RealDisk
+from kvstrata.tiers.fs.disk import FileStat, FoundFile, OpenFile
+from kvstrata.tiers.fs.real_disk import RealDisk
 from kvstrata.tiers.fs.settings import DirectMode
 
 
@@ -75,6 +76,11 @@ class HookedDisk(RealDisk):
     def write(self, file: OpenFile, buffers: Sequence[memoryview]) -> int:
         self._note("write")
         return super().write(file, buffers) - self.short
+
+    @override
+    def set_times(self, file: OpenFile | str, used_at_s: float, expires_at_s: float) -> None:
+        self._note("set_times")
+        super().set_times(file, used_at_s, expires_at_s)
 
     @override
     def publish(self, file: OpenFile, path: str) -> bool:

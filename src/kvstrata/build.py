@@ -21,8 +21,9 @@ from kvstrata.primary.manager import CPUOffloadingManager
 from kvstrata.primary.region import HUGE_PAGES, HostRegion
 from kvstrata.primary.reuse_filter import FilterReusedOffloadingManager
 from kvstrata.primary.tenancy import TenantOffloadingManager
-from kvstrata.tiering.manager import TieringLimits, TieringOffloadingManager
+from kvstrata.tiering.manager import TieringOffloadingManager
 from kvstrata.tiering.tier_handle import TierHandle
+from kvstrata.tiering.waiting import TieringLimits
 
 AUTO_POLICY = "hazard"
 
@@ -99,14 +100,13 @@ def num_primary_chunks(config: Config, chunk_bytes: int) -> int:
 
 
 def _build_tier(
-    config: TierConfig, index: int, slots: SlotView, namespace: str, clock: Clock
+    config: TierConfig, path: str, slots: SlotView, namespace: str, clock: Clock
 ) -> TierHandle:
     """Make one tier and what the orchestrator keeps of it.
 
     Raises:
         ConfigError: A setting of the tier is wrong.
     """
-    path = f"tiers[{index}]"
     kind = TIERS.get(config.type, f"{path}.type")
     env = TierEnv(name=config.name, namespace=namespace, clock=clock, path=path)
     try:
@@ -115,19 +115,7 @@ def _build_tier(
         known = [name for name in signature(kind).parameters if name != "slots"]
         check_known(config.settings, known, path)
         raise ConfigError(path, str(error)) from error
-    return TierHandle(tier, config, 1 << index, clock)
-
-
-def _build_tiers(config: Config, slots: SlotView, namespace: str, clock: Clock) -> list[TierHandle]:
-    handles: list[TierHandle] = []
-    try:
-        for index, tier in enumerate(config.tiers):
-            handles.append(_build_tier(tier, index, slots, namespace, clock))
-    except BaseException:
-        for handle in handles:
-            handle.shutdown(1.0)
-        raise
-    return handles
+    return TierHandle(tier, config, slots.chunk_bytes, clock)
 
 
 def build_manager(
@@ -160,7 +148,7 @@ def build_manager(
         advice = HUGE_PAGES if config.primary.huge_pages else ()
         region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
         slots, close = region, region.close
-    manager: OffloadingManager = CPUOffloadingManager(
+    primary = CPUOffloadingManager(
         slots,
         policy,
         limits=_primary_limits(config, num_chunks),
@@ -169,14 +157,10 @@ def build_manager(
         clock=clock,
         close_region=close,
     )
+    manager: OffloadingManager = primary
     if config.tiers:
         name = namespace if isinstance(namespace, str) else namespace.fingerprint()
-        try:
-            handles = _build_tiers(config, slots, name, clock)
-        except BaseException:
-            close()
-            raise
-        manager = _with_tiers(manager, handles, config, tenants, clock)
+        manager = _with_tiers(primary, config, tenants, name, clock)
     if config.filter.store_threshold > 1:
         manager = FilterReusedOffloadingManager(
             manager,
@@ -200,13 +184,17 @@ def _primary_limits(config: Config, num_chunks: int) -> PrimaryLimits:
 
 
 def _with_tiers(
-    primary: OffloadingManager,
-    handles: list[TierHandle],
+    primary: CPUOffloadingManager,
     config: Config,
     tenants: TenantResolver,
+    namespace: str,
     clock: Clock,
 ) -> TieringOffloadingManager:
-    assert isinstance(primary, CPUOffloadingManager)
+    """Put the orchestrator and its tiers over a primary; if that fails, nothing is left of either.
+
+    Raises:
+        ConfigError: A setting of a tier is wrong.
+    """
     limits = TieringLimits(
         max_wait_s=config.max_wait_s,
         hold_s=config.hold_s,
@@ -214,4 +202,17 @@ def _with_tiers(
         tokens_per_chunk=config.tokens_per_chunk,
         prefill_tokens_per_s=config.prefill_tokens_per_s,
     )
-    return TieringOffloadingManager(primary, handles, limits=limits, tenants=tenants, clock=clock)
+
+    def make_handle(tier: TierConfig, path: str) -> TierHandle:
+        return _build_tier(tier, path, primary.slots, namespace, clock)
+
+    manager = TieringOffloadingManager(
+        primary, make_handle, limits=limits, tenants=tenants, clock=clock
+    )
+    try:
+        for tier in config.tiers:
+            manager.attach_tier(tier)
+    except BaseException:
+        manager.shutdown(1.0)
+        raise
+    return manager

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from typing_extensions import override
 
@@ -11,26 +12,18 @@ from kvstrata.core.memory import SlotView
 from kvstrata.core.tier import SecondaryTierManager, TierEnv
 from kvstrata.testing import SecondaryTierSuite
 from kvstrata.tiers.fs import FsTier
-from kvstrata.tiers.fs.disk import OpenFile
 from tests.disks import HookedDisk
 
 
-class _NamingDisk(HookedDisk):
-    """A file system without unnamed files."""
-
-    @override
-    def _create_unnamed(self, near: str, flags: int) -> OpenFile | None:
-        return None
-
-
 class TestFsTier(SecondaryTierSuite):
-    disk_type = HookedDisk
-    settings: Mapping[str, object] = MappingProxyType({})
+    uses_unnamed = True
+    settings: Mapping[str, Any] = MappingProxyType({})
 
     @override
     def make_tier(self, slots: SlotView, tmp_path: Path) -> FsTier:
         root = tmp_path / "kv"
-        self.disk = self.disk_type(root)
+        self.disk = HookedDisk(root)
+        self.disk.uses_unnamed = self.uses_unnamed
         env = TierEnv("fs", "suite", self.clock, "tiers[0]")
         settings = {"root": root, "max_bytes": "10MB", **self.settings}
         return FsTier(slots, env=env, disk=self.disk, **settings)
@@ -43,7 +36,7 @@ class TestFsTier(SecondaryTierSuite):
 
 
 class TestFsTierWithNamedTemporaries(TestFsTier):
-    disk_type = _NamingDisk
+    uses_unnamed = False
 
 
 class TestFsTierThatProbesWithOneThread(TestFsTier):

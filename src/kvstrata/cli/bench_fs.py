@@ -159,8 +159,10 @@ def run_bench(
             one = _Round(region, tier, caller, number)
             one.fill()
             has_fio = shutil.which("fio") is not None
+            fresh = place / f"fio-{number}"  # old files would be overwritten, which is faster
+            fresh.mkdir()
             measure = partial(
-                _fio, directory=place, chunk_bytes=chunk_bytes, num_chunks=num_chunks,
+                _fio, directory=fresh, chunk_bytes=chunk_bytes, num_chunks=num_chunks,
                 num_jobs=num_threads,
             )  # fmt: skip
             if has_fio:

@@ -4,9 +4,7 @@ import sys
 
 import typer
 
-from kvstrata.cli.bench_manager import manager
-from kvstrata.cli.check import check
-from kvstrata.cli.replay import replay
+from kvstrata.cli import bench_engine, bench_fs, bench_manager, check, demo, fs, replay
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
@@ -16,10 +14,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=True)
+app.command()(check.check)
+app.command()(demo.demo)
+app.command()(replay.replay)
+app.add_typer(fs.app, name="fs")
 app.add_typer(bench, name="bench")
-bench.command()(manager)
-app.command()(check)
-app.command()(replay)
+bench.command()(bench_engine.engine)
+bench.command()(bench_fs.fs)
+bench.command()(bench_manager.manager)
 
 
 def main() -> None:

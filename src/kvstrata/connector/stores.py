@@ -89,8 +89,8 @@ class Stores:
             mark_offered(state.groups, chunks[0])
             return None
         state.num_settled_at_refusal = None
-        to_store = set(output.keys_to_store)
-        stored = [chunk for chunk in chunks if chunk.key in to_store]
+        slots = dict(zip(output.keys_to_store, output.store_spec.slots, strict=True))
+        stored = [chunk for chunk in chunks if chunk.key in slots]
         if not stored:
             self._mark_all_offered(state, chunks)
             return None
@@ -100,7 +100,7 @@ class Stores:
         if not rest:
             self._mark_all_offered(state, chunks)
         state.num_open_stores += 1
-        return self._jobs.open(JobKind.STORE, state, stored, output.store_spec.slots)
+        return self._jobs.open(JobKind.STORE, state, stored, [slots[c.key] for c in stored])
 
     @staticmethod
     def _mark_all_offered(state: RequestOffloadState, chunks: Sequence[Chunk]) -> None:

@@ -1,6 +1,7 @@
 """A manager that passes everything on to another: the base of managers that wrap."""
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -16,6 +17,17 @@ from kvstrata.core.memory import SlotView
 from kvstrata.core.request import ReqContext, ScheduleEndContext
 from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
 from kvstrata.core.stats import Stats
+
+M = TypeVar("M", bound=OffloadingManager)
+
+
+def find_manager(manager: OffloadingManager, kind: type[M]) -> M | None:
+    """Return the manager of this kind: the given one, or one that it wraps; None if neither is."""
+    while not isinstance(manager, kind):
+        if not isinstance(manager, DelegatingManager):
+            return None
+        manager = manager.inner
+    return manager
 
 
 class DelegatingManager(OffloadingManager):
@@ -37,6 +49,10 @@ class DelegatingManager(OffloadingManager):
     @override
     def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> int | None:
         return self.inner.lookup(keys, ctx)
+
+    @override
+    def set_prefill_rate(self, tokens_per_s: float) -> None:
+        self.inner.set_prefill_rate(tokens_per_s)
 
     @override
     def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:

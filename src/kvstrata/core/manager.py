@@ -76,6 +76,13 @@ class OffloadingManager(ABC):
         times.
         """
 
+    def set_prefill_rate(self, tokens_per_s: float) -> None:
+        """Learn how fast the engine computes prompts, to weigh loading against it.
+
+        May be called at any time; the default ignores it.
+        """
+        del tokens_per_s
+
     @abstractmethod
     def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
         """Return the state of each key, as far as it is known without asking. Changes nothing."""

@@ -1,6 +1,6 @@
 """What managers and tiers answer, and the jobs that move chunks between tiers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -72,9 +72,11 @@ class JobResult:
     """How a job ended: `failed` holds the keys that did not arrive; empty means that all did.
 
     Chunks of a load that are not in `failed` were verified by the tier. `corrupt` are those of
-    `failed` whose stored bytes were wrong.
+    `failed` whose stored bytes were wrong. `expires_at_s` says of loaded chunks that
+    must be gone some day when that is, in seconds since 1970.
     """
 
     job_id: JobId
     failed: frozenset[OffloadKey] = field(default_factory=frozenset)
     corrupt: frozenset[OffloadKey] = field(default_factory=frozenset)
+    expires_at_s: Mapping[OffloadKey, float] = field(default_factory=dict)

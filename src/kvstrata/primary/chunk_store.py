@@ -1,7 +1,7 @@
 """The chunks in the primary's slots: who comes in, who leaves, and the events of both."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -9,7 +9,7 @@ from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ContractError
 from kvstrata.core.events import PRIMARY_MEDIUM, EventKind, OffloadingEvent, RemovalReason
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import EvictionPolicy, RequestTrail, Run
+from kvstrata.core.policy import EvictionPolicy, RequestTrail, Run, Victim
 from kvstrata.primary.retention import Expiry
 from kvstrata.primary.run_table import Held, RunTable, Settled
 
@@ -76,12 +76,7 @@ class ChunkStore:
         if trail.runs:
             trail.runs = _with_heads(trail.runs)
         num_admitted, victims, is_refusal = self.policy.admit(trail, keys, table.num_free, now_s)
-        evicted: list[OffloadKey] = []
-        for run, count in victims:
-            evicted += table.cut_tail(run, count)
-        if evicted:
-            self.num_evicted += len(evicted)
-            self.on_removed(evicted, RemovalReason.EVICTED)
+        evicted = self._evict(victims)
         if num_admitted < len(keys):
             self.num_refused += (len(keys) - num_admitted) if is_refusal else 0
             keys = keys[:num_admitted]
@@ -99,6 +94,40 @@ class ChunkStore:
             self._insert(run, trail, now_s)
             slots += run.slots
         return keys, slots, evicted, is_refusal
+
+    def reserve_needed(
+        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail
+    ) -> Reservation:
+        """Do `reserve` for chunks that a request is about to read.
+
+        A policy may think that they are not worth a place for long; they get one all the same, from
+        the chunks that would leave next.
+        """
+        stored, slots, evicted, is_refusal = self.reserve(keys, owner, trail)
+        num_missing = len(keys) - len(stored)
+        if not (is_refusal and num_missing):
+            return stored, slots, evicted, is_refusal
+        for run in trail.runs:
+            run.num_holds += 1
+        victims = self.policy.choose(num_missing)
+        for run in trail.runs:
+            run.num_holds -= 1
+        for run, count in victims:
+            if count == len(run.keys):
+                self.policy.remove(run)
+        gone = self._evict(victims)
+        more, more_slots, more_gone, is_refusal = self.reserve(keys[len(stored) :], owner, trail)
+        evicted = [*evicted, *gone, *more_gone]
+        return [*stored, *more], [*slots, *more_slots], evicted, is_refusal
+
+    def _evict(self, victims: Sequence[Victim]) -> list[OffloadKey]:
+        evicted: list[OffloadKey] = []
+        for run, count in victims:
+            evicted += self.table.cut_tail(run, count)
+        if evicted:
+            self.num_evicted += len(evicted)
+            self.on_removed(evicted, RemovalReason.EVICTED)
+        return evicted
 
     def _insert(self, run: Run, trail: RequestTrail, now_s: float) -> None:
         if run.expires_at_s is not None:
@@ -134,13 +163,29 @@ class ChunkStore:
                     self._join(run, trail)
         return settled
 
+    def drop_written(self, owner: Hashable, keys: Collection[OffloadKey]) -> None:
+        """Forget what the owner writes; its slots stay taken until that has been settled."""
+        runs, _ = self.written_by(owner, keys)
+        self._drop([run for run in runs if not run.is_dropped], RemovalReason.FAILED)
+
+    def limit_lifetimes(
+        self, keys: Collection[OffloadKey], expires_at_s: Mapping[OffloadKey, float]
+    ) -> None:
+        """Let chunks leave at these times at the latest."""
+        for at_s, stretch in groupby(keys, key=expires_at_s.get):
+            if at_s is None:
+                continue
+            for run in self.table.runs_with(stretch):
+                if run.expires_at_s is None or at_s < run.expires_at_s:
+                    run.expires_at_s = at_s
+                    self.expiry.add(run)
+
     def _join(self, run: Run, trail: RequestTrail) -> None:
         """Join a request's new run with the one that it stored before, if nothing is in the way."""
         head, trail.last_stored = trail.last_stored, run
         if (
             head is not None
             and head.keys
-            and not head.is_dropped
             and run.parent is head
             and head.num_children == 1
             and not (run.num_children or run.num_holds or head.num_holds)

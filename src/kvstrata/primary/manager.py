@@ -36,7 +36,9 @@ class CPUOffloadingManager(OffloadingManager):
     """Keeps chunks in the rows of one host region, in the order its policy says.
 
     `store` and `requests` are there for an orchestrator above, which also fills slots from slower
-    tiers; on its own the manager is all that an engine without such tiers needs.
+    tiers, and which may set `make_room`: asked to let go of so many chunks where a store found no
+    room, it returns how many may leave now. On its own the manager is all that an engine without
+    such tiers needs.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class CPUOffloadingManager(OffloadingManager):
         self.store = ChunkStore(region.num_slots, policy, limits, clock)
         self._protection = Protection(self.store.table, limits.num_protected_max, limits.protect_s)
         self.requests = RequestTable(tenants or TenantResolver(), clock, self._need_classes)
+        self.make_room: Callable[[RequestState, int], int] = lambda _state, _count: 0
         self._with_classes: Callable[[EvictionPolicy], EvictionPolicy] | None = with_classes
 
     def _need_classes(self) -> None:
@@ -205,6 +208,13 @@ class CPUOffloadingManager(OffloadingManager):
         if ctx.hints.retention:
             state.apply_ranges(self._limits.tokens_per_chunk, store.clock.wall_s())
         stored, slots, evicted, is_refusal = store.reserve(new, state, state.trail)
+        num_left = len(new) - len(stored)
+        if num_left and not is_refusal and self.make_room(state, num_left):
+            more, more_slots, more_evicted, is_refusal = store.reserve(
+                new[len(stored) :], state, state.trail
+            )
+            stored, slots = [*stored, *more], [*slots, *more_slots]
+            evicted = [*evicted, *more_evicted]
         if not stored:
             self.requests.drop_if_done(state)
             if not is_refusal:

@@ -311,14 +311,22 @@ class FakeTier(SecondaryTierManager):
                 self._slots[slot][:] = payload
                 self.backend.loaded.append(key)
                 self._counters["loaded"] += 1
-        self._finish(job, failed | corrupt, corrupt)
+        lasts = self.backend.expires_at_s
+        expiries = {key: lasts[key] for key in job.keys if key in lasts}
+        self._finish(job, failed | corrupt, corrupt, expiries)
 
     def _finish(
-        self, job: Job, failed: set[OffloadKey], corrupt: Collection[OffloadKey] = ()
+        self,
+        job: Job,
+        failed: set[OffloadKey],
+        corrupt: Collection[OffloadKey] = (),
+        expires_at_s: Mapping[OffloadKey, float] | None = None,
     ) -> None:
         kind = "failed_store" if isinstance(job, StoreJob) else "failed_load"
         self._counters[kind] += len(failed)
-        self._finished.append(JobResult(job.job_id, frozenset(failed), frozenset(corrupt)))
+        self._finished.append(
+            JobResult(job.job_id, frozenset(failed), frozenset(corrupt), expires_at_s or {})
+        )
 
     def _fail(self, job: Job) -> None:
         self._finish(job, set(job.keys))

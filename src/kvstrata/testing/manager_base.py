@@ -11,7 +11,7 @@ from kvstrata.core.request import ReqContext
 from kvstrata.core.results import LookupResult
 from kvstrata.testing.chunks import chain
 from kvstrata.testing.clock import FakeClock
-from kvstrata.testing.manager_calls import finish, load, look_up, start, store
+from kvstrata.testing.manager_calls import check, finish, load, look_up, start, store
 
 NUM_CHUNKS = 8
 CHUNK_BYTES = 1_000
@@ -41,6 +41,7 @@ class ManagerSuiteBase:
         """The manager under test, shut down afterwards."""
         manager = self.make_manager(NUM_CHUNKS, CHUNK_BYTES)
         yield manager
+        check(manager)
         manager.shutdown(10.0)
 
     def flood(self, manager: OffloadingManager, letters: str) -> list[OffloadKey]:
@@ -71,6 +72,7 @@ def is_hit(manager: OffloadingManager, key: OffloadKey, ctx: ReqContext) -> bool
 
 def assert_idle(manager: OffloadingManager) -> None:
     """Assert that nothing is in flight and nothing is remembered of requests."""
+    check(manager)
     stats = manager.get_stats()
     assert stats["num_requests"] == 0
     assert stats["num_pinned"] == 0

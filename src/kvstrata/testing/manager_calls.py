@@ -21,8 +21,16 @@ def start(manager: OffloadingManager, req_id: str, **hints: Any) -> ReqContext: 
 def end_step(
     manager: OffloadingManager, new: Collection[str] = (), preempted: Collection[str] = ()
 ) -> None:
-    """Close a step."""
+    """Close a step, and let the manager check itself where it can."""
     manager.on_schedule_end(ScheduleEndContext(new, preempted))
+    check(manager)
+
+
+def check(manager: OffloadingManager) -> None:
+    """Assert the manager's own invariants, where it offers that."""
+    own_check = getattr(manager, "check", None)
+    if own_check is not None:
+        own_check()
 
 
 def fill_slots(

@@ -288,6 +288,37 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         end_step(manager)
         assert manager.get_stats()["num_pinned"] == 0
 
+    def test_a_load_of_a_chunk_that_left_and_came_back_ends_only_itself(
+        self, manager: OffloadingManager
+    ) -> None:
+        first, second = start(manager, "first"), start(manager, "second")
+        store(manager, [A], first)
+        spec = manager.prepare_load([A], first)
+        manager.delete([A], second)
+        store(manager, [A], second)
+        manager.prepare_load([A], second)
+        store(manager, chain("x"), second)
+        manager.delete(chain("x"), second)
+        manager.complete_load([A], second)
+        finish(manager, second)
+        self.flood(manager, "0123456789")
+        verify(manager, [A], spec.slots)
+        manager.complete_load([A], first)
+        finish(manager, first)
+        assert_idle(manager)
+
+    def test_a_chunk_whose_head_was_deleted_is_stored_all_the_same(
+        self, manager: OffloadingManager
+    ) -> None:
+        ctx = start(manager, "r")
+        begin_store(manager, ABC, ctx)
+        manager.complete_store([A], ctx)
+        manager.delete([A], ctx)
+        manager.complete_store(ABC[1:], ctx)
+        end_step(manager)
+        assert [is_hit(manager, key, ctx) for key in ABC] == [False, True, True]
+        load(manager, ABC[1:], ctx)
+
     def test_requests_that_were_never_announced_are_served_and_forgotten(
         self, manager: OffloadingManager
     ) -> None:

@@ -155,6 +155,13 @@ class ManagerMachine(RuleBasedStateMachine):
                     if key not in failed:
                         self.resident.add(key)
 
+    @rule(number=requests, failed=few_keys)
+    def complete_what_is_open(self, number: int, failed: set[OffloadKey]) -> None:
+        """Settle what a request has open, as engines do nearly always."""
+        request = self.known[number]
+        self.complete_store(number, [key for key, _ in request.stores], failed)
+        self.complete_load(number, [key for key, _ in request.loads], failed)
+
     @rule(keys=few_keys, number=requests)
     def delete(self, keys: set[OffloadKey], number: int) -> None:
         """Remove chunks, copied or not."""

@@ -215,11 +215,11 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         primary_events(manager)
         manager.reset_cache()
         assert [event.kind for event in primary_events(manager)] == [EventKind.CLEARED]
-        assert manager.lookup(ABCD, ctx) == 0
-        assert list(manager.lookup_states(ABCD, ctx)) == [LookupResult.MISS] * 4
         stats = manager.get_stats()
         assert (stats["num_resident"], stats["num_protected"]) == (0, 0)
         assert stats["num_free"] == NUM_CHUNKS
+        assert manager.lookup(ABCD, ctx) == 0
+        assert list(manager.lookup_states(ABCD, ctx)) == [LookupResult.MISS] * 4
         finish(manager, ctx)
         assert_usable(manager)
 
@@ -263,6 +263,20 @@ class ManagerRequestsSuite(ManagerSuiteBase):
         manager.complete_load(ABC, ctx)
         finish(manager, ctx)
         assert_idle(manager)
+
+    def test_a_deleted_chunk_that_a_load_still_reads_does_not_expire_once_more(
+        self, manager: OffloadingManager
+    ) -> None:
+        ctx = start(manager, "short", ttl_s=60)
+        store(manager, ABC, ctx)
+        manager.prepare_load(ABC, ctx)
+        manager.delete(ABC, ctx)
+        self.clock.advance(61.0)
+        end_step(manager)
+        manager.complete_load(ABC, ctx)
+        finish(manager, ctx)
+        assert_idle(manager)
+        assert manager.get_stats()["expired_chunks"] == 0
 
     def test_high_priority_outlives_a_flood(self, manager: OffloadingManager) -> None:
         ctx = start(manager, "important", priority=90)

@@ -1,19 +1,19 @@
 """Cascades: copies from primary slots into slower tiers, by write policy and within bounds."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 
 from kvstrata.core.config import WritePolicy
-from kvstrata.core.events import RemovalReason
+from kvstrata.core.events import EventKind, OffloadingEvent, RemovalReason
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.policy import Run
 from kvstrata.core.request import ReqContext
 from kvstrata.core.results import JobResult, StoreJob
 from kvstrata.primary.chunk_store import ChunkStore
 from kvstrata.primary.run_table import Held
-from kvstrata.tiering.tier_handle import TierHandle
-
-NEVER_S = float("inf")
+from kvstrata.tiering.request_view import RequestView
+from kvstrata.tiering.tier_handle import NEVER_S, TierHandle
 
 
 @dataclass(slots=True, eq=False)
@@ -28,204 +28,269 @@ class Cascade:
 
 
 class Cascades:
-    """Knows which tiers have, or are getting, each resident chunk, and copies what they lack.
+    """Knows which tiers have, or are getting, each chunk of the primary, and copies what they lack.
 
-    `below[key]` is a mask of tiers; a bit is set when the copy starts and cleared when it failed or
-    the tier says that the chunk left it. Only resident chunks have an entry.
+    What a tier has no room for stays `behind`: it waits in the primary, unprotected, and is copied
+    in order as soon as there is room. If it leaves before, it counts as dropped.
     """
 
-    def __init__(self, store: ChunkStore, next_job_id: Callable[[], JobId]) -> None:
-        """Copy out of a store; `next_job_id` gives each job its id."""
+    def __init__(
+        self, store: ChunkStore, handles: Sequence[TierHandle], next_job_id: Callable[[], JobId]
+    ) -> None:
+        """Copy out of a store.
+
+        Args:
+            store: The primary's chunks.
+            handles: The tiers; the caller may add and take away.
+            next_job_id: Gives each job its id.
+        """
         self._store = store
+        self._handles = handles
         self._next_job_id = next_job_id
-        self.below: dict[OffloadKey, int] = {}
-        self.barred: dict[OffloadKey, int] = {}  # tiers that the storing request ruled out
-        self._wanted: dict[OffloadKey, tuple[int, ReqContext | None]] = {}  # still being written
 
     def note_stored(
-        self, keys: Sequence[OffloadKey], handles: Sequence[TierHandle], mask: int, ctx: ReqContext
+        self,
+        keys: Sequence[OffloadKey],
+        stores: Collection[TierHandle],
+        ctx: ReqContext,
     ) -> None:
-        """Chunks became resident through a request that may store to the tiers in `mask`."""
-        barred = 0
-        for handle in handles:
-            if not mask & handle.bit:
-                barred |= handle.bit
+        """Chunks became resident through a request that may store to these tiers."""
+        for handle in self._handles:
+            if not handle.wants_stores:
+                continue
+            if handle not in stores:
+                self._bar(keys, handle)
             elif handle.config.write is WritePolicy.THROUGH:
                 self.store(keys, handle, ctx)
-        if barred:
-            self.barred.update(dict.fromkeys(keys, barred))
-        for key in keys if self._wanted else ():
-            more, other = self._wanted.pop(key, (0, None))
-            for handle in handles:
-                if more & handle.bit:
-                    self.store([key], handle, other)
 
-    def note_offered(
-        self, keys: Sequence[OffloadKey], handles: Sequence[TierHandle], mask: int, ctx: ReqContext
-    ) -> None:
-        """A request offers chunks that are here already, or that another request is writing."""
-        for handle in handles:
-            if not mask & handle.bit:
+    @staticmethod
+    def _bar(keys: Sequence[OffloadKey], handle: TierHandle) -> None:
+        """Keep chunks out of a tier, unless another request has asked for it meanwhile."""
+        behind = handle.behind
+        handle.barred.update(key for key in keys if key not in behind)
+
+    def note_offered(self, keys: Sequence[OffloadKey], view: RequestView) -> None:
+        """A request offers chunks that are in the primary, resident or still being written."""
+        for handle in view.stores:
+            write = handle.config.write
+            if handle.barred:
+                handle.barred.difference_update(keys)
+            if write is WritePolicy.ON_EVICT or handle.below.issuperset(keys):
                 continue
-            for key in keys:
-                if self.barred.get(key, 0) & handle.bit:
-                    self.barred[key] &= ~handle.bit
-            if handle.config.write is WritePolicy.THROUGH:
-                ready = [key for key in keys if self._store.is_resident(key)]
-                self.store(ready, handle, ctx)
-                for key in keys:
-                    if key in self._store.table and not self._store.is_resident(key):
-                        bits, _ = self._wanted.get(key, (0, None))
-                        self._wanted[key] = (bits | handle.bit, ctx)
+            lacking = [key for key in dict.fromkeys(keys) if key not in handle.below]
+            if write is WritePolicy.ON_REUSE:
+                lacking = [key for key in lacking if key not in view.stored]
+            ready = [key for key in lacking if self._store.is_resident(key)]
+            self.store(ready, handle, view.ctx)
+            if len(ready) < len(lacking):
+                for key in lacking:
+                    handle.behind.setdefault(key, view.ctx)
 
-    def note_reused(
-        self, keys: Sequence[OffloadKey], handles: Sequence[TierHandle], mask: int, ctx: ReqContext
-    ) -> None:
-        """A request uses chunks that an earlier one stored."""
-        for handle in handles:
-            if mask & handle.bit and handle.config.write is WritePolicy.ON_REUSE:
-                self.store(keys, handle, ctx)
+    def note_reused(self, keys: Sequence[OffloadKey], view: RequestView) -> None:
+        """A request loads resident chunks."""
+        for handle in view.stores:
+            if handle.config.write is WritePolicy.ON_REUSE:
+                self.store(list(dict.fromkeys(keys)), handle, view.ctx)
 
     def store(
         self,
-        keys: Iterable[OffloadKey],
+        keys: Sequence[OffloadKey],
         handle: TierHandle,
         ctx: ReqContext | None,
         num_tries: int = 1,
     ) -> int:
-        """Start copying the resident chunks that the tier lacks; return how many.
+        """Start copying what the tier lacks of these distinct resident chunks; return how many.
 
-        What the tier's queue has no room for is dropped and counted; the first ones get in.
+        The first ones get in; what there is no room for stays behind.
         """
-        bit, below, barred = handle.bit, self.below, self.barred
-        missing = [
-            key
-            for key in dict.fromkeys(keys)
-            if not below.get(key, 0) & bit and not barred.get(key, 0) & bit
-        ]
-        if not missing:
-            return 0
-        if not handle.is_usable():
-            handle.counters.dropped_store_chunks += len(missing)
-            return 0
-        room = max(0, handle.config.num_queued_chunks_max - handle.num_storing)
-        handle.counters.dropped_store_chunks += max(0, len(missing) - room)
-        missing = missing[:room]
-        if not missing:
-            return 0
-        held = self._store.hold(missing)
-        cascade = Cascade(handle, held, ctx, num_tries)
-        slots = [slot for run in held.runs for slot in run.slots]
-        job = StoreJob(self._next_job_id(), missing, slots, ctx, self._expiry_times(held))
-        if not handle.submit_store(job, cascade):
-            self._store.table.unhold(held)
-            handle.counters.dropped_store_chunks += len(missing)
-            return 0
-        for key in missing:
-            below[key] = below.get(key, 0) | bit
-        return len(missing)
+        keys = self._lacking(keys, handle)
+        room = handle.room_for_stores() if keys else 0
+        num_started = self._start(keys[:room], handle, ctx, num_tries) if room else 0
+        if num_started < len(keys):
+            if num_tries == 1:
+                handle.behind.update(dict.fromkeys(keys[num_started:], ctx))
+            else:
+                handle.counters.dropped_store_chunks += len(keys) - num_started
+        return num_started
 
     @staticmethod
-    def _expiry_times(held: Held) -> list[float] | None:
-        if all(run.expires_at_s is None for run in held.runs):
-            return None
-        return [
-            NEVER_S if run.expires_at_s is None else run.expires_at_s
-            for run in held.runs
-            for _ in run.keys
-        ]
+    def _lacking(keys: Sequence[OffloadKey], handle: TierHandle) -> Sequence[OffloadKey]:
+        for there in (handle.below, handle.barred):
+            if there and not there.isdisjoint(keys):
+                keys = [key for key in keys if key not in there]
+        return keys
+
+    def _start(
+        self, keys: Sequence[OffloadKey], handle: TierHandle, ctx: ReqContext | None, num_tries: int
+    ) -> int:
+        held = self._store.hold(list(keys))
+        slots = [slot for run in held.runs for slot in run.slots]
+        job = StoreJob(self._next_job_id(), held.keys, slots, ctx, _expiry_times(held))
+        if not handle.submit_store(job, Cascade(handle, held, ctx, num_tries)):
+            self._store.table.unhold(held)
+            return 0
+        handle.below.update(keys)
+        for key in keys if handle.behind else ():
+            handle.behind.pop(key, None)
+        return len(keys)
 
     def settle(self, cascade: Cascade, result: JobResult) -> None:
         """Take a finished store's result; failed chunks are tried again within the budget."""
-        handle = cascade.handle
+        handle, table = cascade.handle, self._store.table
         failed = [key for key in cascade.held.keys if key in result.failed]
-        for key in failed:
-            if key in self.below:
-                self.below[key] &= ~handle.bit
-        self._store.table.unhold(cascade.held)
+        handle.below.difference_update(failed)
+        table.unhold(cascade.held)
         if cascade.deleted:
-            handle.delete(cascade.deleted)
-            failed = [key for key in failed if key not in cascade.deleted]
-        if failed and cascade.num_tries < handle.config.num_store_tries:
+            gone = [key for key in cascade.deleted if key not in table]
+            if gone:
+                handle.delete(gone)
+        may_retry = handle in self._handles and cascade.num_tries < handle.config.num_store_tries
+        if failed and may_retry:
             again = [key for key in failed if self._store.is_resident(key)]
-            num = self.store(again, handle, cascade.ctx, cascade.num_tries + 1)
-            handle.counters.retried_store_chunks += num
+            num_retried = self.store(again, handle, cascade.ctx, cascade.num_tries + 1)
+            handle.counters.retried_store_chunks += num_retried
+
+    @staticmethod
+    def abandon(cascade: Cascade) -> None:
+        """Stop counting on a copy; its chunks stay held until the tier has answered."""
+        cascade.handle.below.difference_update(cascade.held.keys)
+        cascade.num_tries = cascade.handle.config.num_store_tries
 
     def note_fetched(self, keys: Iterable[OffloadKey], handle: TierHandle) -> None:
         """Chunks came up from a tier, so it has them."""
-        for key in keys:
-            self.below[key] = self.below.get(key, 0) | handle.bit
+        handle.below.update(keys)
 
-    def note_lost(self, keys: Iterable[OffloadKey], handle: TierHandle) -> None:
-        """A tier does not have these chunks any more."""
-        for key in keys:
-            if key in self.below:
-                self.below[key] &= ~handle.bit
+    def note_event(self, event: OffloadingEvent, handle: TierHandle) -> None:
+        """A tier tells what came and left."""
+        if event.kind is EventKind.STORED:
+            handle.below.update(key for key in event.keys if self._store.is_resident(key))
+        elif event.kind is EventKind.REMOVED:
+            handle.below.difference_update(event.keys)
+        else:
+            handle.below.clear()
 
-    def note_left(self, keys: Iterable[OffloadKey]) -> tuple[list[OffloadKey], list[OffloadKey]]:
+    def note_left(
+        self, keys: Collection[OffloadKey], reason: RemovalReason
+    ) -> tuple[list[OffloadKey], list[OffloadKey]]:
         """Chunks left the primary: return those that a tier below has, and the others."""
-        kept: list[OffloadKey] = []
-        lost: list[OffloadKey] = []
-        for key in keys:
-            (kept if self.below.pop(key, 0) else lost).append(key)
-            self.barred.pop(key, None)
-            self._wanted.pop(key, None)
-        return kept, lost
+        kept: set[OffloadKey] = set()
+        is_whole = False
+        for handle in self._handles:
+            if reason is RemovalReason.EVICTED:
+                self._count_dropped(keys, handle)
+            if handle.below.issuperset(keys):
+                is_whole = True
+            else:
+                kept |= handle.below.intersection(keys)
+            handle.below.difference_update(keys)
+            if handle.barred:
+                handle.barred.difference_update(keys)
+            for key in keys if handle.behind else ():
+                handle.behind.pop(key, None)
+        if is_whole:
+            return list(keys), []
+        if not kept:
+            return [], list(keys)
+        return [key for key in keys if key in kept], [key for key in keys if key not in kept]
+
+    @staticmethod
+    def _count_dropped(keys: Collection[OffloadKey], handle: TierHandle) -> None:
+        """Count what the tier was to get and now never will."""
+        if handle.config.write is WritePolicy.ON_EVICT:
+            below, barred = handle.below, handle.barred
+            num_wanted = sum(key not in below and key not in barred for key in keys)
+        else:
+            num_wanted = sum(key in handle.behind for key in keys) if handle.behind else 0
+        handle.counters.dropped_store_chunks += num_wanted
+
+    def delete(self, keys: Collection[OffloadKey]) -> None:
+        """Remove chunks from every tier, also those that are on their way there."""
+        for handle in self._handles:
+            for in_flight in handle.jobs.values():
+                if isinstance(in_flight.owner, Cascade):
+                    in_flight.owner.deleted |= set(in_flight.job.keys).intersection(keys)
+            handle.delete(keys)
+            for key in keys if handle.behind else ():
+                handle.behind.pop(key, None)
 
     def drop_copied(self, runs: Sequence[Run], count: int) -> int:
-        """Evict runs that tiers below have, from the first on, until `count` chunks have left."""
+        """Evict runs that a tier below has, from the first on, until `count` chunks have left."""
         num_dropped = 0
         for run in list(runs):
             if num_dropped >= count:
                 break
             is_free = run.owner is None and not run.num_holds and not run.is_dropped
-            if is_free and run.keys and all(self.below.get(key) for key in run.keys):
+            if is_free and run.keys and any(h.below.issuperset(run.keys) for h in self._handles):
                 keys = run.keys[: count - num_dropped]
                 num_dropped += len(self._store.remove(keys, RemovalReason.EVICTED))
         return num_dropped
 
-    def sweep(self) -> None:
-        """Forget wishes for chunks whose writing came to nothing."""
-        if self._wanted:
-            table = self._store.table
-            self._wanted = {key: wish for key, wish in self._wanted.items() if key in table}
+    def end_step(self, num_ahead: int) -> None:
+        """Copy what stayed behind, and what would leave next to the tiers that want just that.
 
-    def clean_ahead(self, handles: Sequence[TierHandle], count: int) -> None:
-        """Copy the chunks that would leave next into the tiers that want what is evicted."""
-        if not any(handle.config.write is WritePolicy.ON_EVICT for handle in handles):
+        Args:
+            num_ahead: So many slots should be free or hold chunks that are copied already.
+        """
+        for handle in self._handles:
+            if handle.behind:
+                self._catch_up(handle)
+        count = num_ahead - self._store.table.num_free
+        ahead = [h for h in self._handles if h.config.write is WritePolicy.ON_EVICT]
+        if count <= 0 or not ahead:
             return
         for run, num_chunks in self._store.policy.choose(count):
-            if run.owner is not None:
-                continue
-            for handle in handles:
-                if handle.config.write is WritePolicy.ON_EVICT:
-                    self.store(run.keys[-num_chunks:], handle, None)
+            for handle in ahead if run.owner is None else ():
+                keys = self._lacking(run.keys[-num_chunks:], handle)[: handle.room_for_stores()]
+                if keys:
+                    self._start(keys, handle, None, 1)
+
+    def _catch_up(self, handle: TierHandle) -> None:
+        table = self._store.table
+        for key in [
+            key for key in handle.behind if key not in table
+        ]:  # its writing came to nothing
+            del handle.behind[key]
+        ready = ((k, ctx) for k, ctx in handle.behind.items() if self._store.is_resident(k))
+        first = list(islice(ready, handle.room_for_stores()))
+        for ctx, group in groupby(first, key=lambda item: item[1]):
+            keys = [key for key, _ in group]
+            lacking = self._lacking(keys, handle)
+            if lacking and not self._start(lacking, handle, ctx, 1):
+                return
+            for key in keys:
+                handle.behind.pop(key, None)
 
     def flush(self, handles: Sequence[TierHandle]) -> int:
-        """Start copying whatever only the primary holds; return how many chunks can't be."""
+        """Start copying whatever only the primary holds; return how many chunks can't be now."""
         here, _ = self._store.table.all_runs()
         keys = [key for run in here if run.owner is None for key in run.keys]
         num_left = 0
         for handle in handles:
             if handle.wants_stores and handle.config.write is not WritePolicy.ON_REUSE:
-                lacking = [key for key in keys if not self.below.get(key, 0) & handle.bit]
-                allowed = [k for k in lacking if not self.barred.get(k, 0) & handle.bit]
-                num_left += len(allowed) - self.store(allowed, handle, None)
+                lacking = self._lacking(keys, handle)
+                room = handle.room_for_stores()
+                num_started = self._start(lacking[:room], handle, None, 1) if lacking[:room] else 0
+                num_left += len(lacking) - num_started
         return num_left
-
-    def forget_tier(self, handle: TierHandle) -> None:
-        """Forget a tier that is gone."""
-        self.note_lost(list(self.below), handle)
-        for key, (bits, ctx) in list(self._wanted.items()):
-            self._wanted[key] = (bits & ~handle.bit, ctx)
 
     def clear(self) -> None:
         """Forget everything."""
-        self.below.clear()
-        self.barred.clear()
-        self._wanted.clear()
+        for handle in self._handles:
+            handle.below.clear()
+            handle.barred.clear()
+            handle.behind.clear()
 
     def check(self) -> None:
         """Assert that only chunks of the table have entries. For tests."""
-        for key in [*self.below, *self.barred, *self._wanted]:
-            assert key in self._store.table
+        for handle in self._handles:
+            assert all(self._store.is_resident(key) for key in (*handle.below, *handle.barred))
+
+
+def _expiry_times(held: Held) -> list[float] | None:
+    if all(run.expires_at_s is None for run in held.runs):
+        return None
+    return [
+        NEVER_S if run.expires_at_s is None else run.expires_at_s
+        for run in held.runs
+        for _ in run.keys
+    ]

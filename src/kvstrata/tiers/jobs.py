@@ -10,6 +10,7 @@ from kvstrata.core.errors import ContractError
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.results import JobResult, LoadJob, StoreJob
 from kvstrata.core.stats import JobStats
+from kvstrata.tiers.chunk_format import NEVER_S
 
 Job = StoreJob | LoadJob
 
@@ -40,6 +41,7 @@ class _OpenJob:
     num_left: int
     failed: set[OffloadKey] = field(default_factory=set)
     corrupt: set[OffloadKey] = field(default_factory=set)
+    expires_at_s: dict[OffloadKey, float] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -80,9 +82,21 @@ class JobBook:
         self._open[job.job_id] = _OpenJob(job, now_s, len(job.keys))
         self._end_if_settled(job.job_id, now_s)
 
-    def settle(self, job_id: JobId, key: OffloadKey, outcome: Outcome, now_s: float) -> None:
-        """Note how one chunk of a job in flight ended; the last one ends the job."""
+    def settle(
+        self,
+        job_id: JobId,
+        key: OffloadKey,
+        outcome: Outcome,
+        now_s: float,
+        expires_at_s: float = NEVER_S,
+    ) -> None:
+        """Note how one chunk of a job in flight ended; the last one ends the job.
+
+        `expires_at_s` is when a chunk that was loaded must be gone, in seconds since 1970.
+        """
         open_job = self._open[job_id]
+        if expires_at_s < NEVER_S:
+            open_job.expires_at_s[key] = expires_at_s
         open_job.num_left -= 1
         self._count(open_job.kind, outcome)
         if outcome not in {Outcome.ARRIVED, Outcome.PRESENT}:
@@ -129,5 +143,10 @@ class JobBook:
         self.counters[f"{open_job.kind}_jobs"] += 1
         self.counters[f"{open_job.kind}_s"] += now_s - open_job.started_s  # type: ignore[assignment]
         self._results.append(
-            JobResult(job_id, frozenset(open_job.failed), frozenset(open_job.corrupt))
+            JobResult(
+                job_id,
+                frozenset(open_job.failed),
+                frozenset(open_job.corrupt),
+                open_job.expires_at_s,
+            )
         )

@@ -216,7 +216,10 @@ class MemoryTier(SecondaryTierManager):
             self._settle(copy, outcome)
 
     def _settle(self, copy: _Copy, outcome: Outcome) -> None:
-        self._jobs.settle(copy.job.job_id, copy.key, outcome, self._env.clock.now_s())
+        stored = self._chunks.get(copy.key)
+        expires_at_s = NEVER_S if stored is None else stored.expires_at_s
+        now_s = self._env.clock.now_s()
+        self._jobs.settle(copy.job.job_id, copy.key, outcome, now_s, expires_at_s)
         if isinstance(copy.job, StoreJob):
             self._storing[copy.key] -= 1
             if not self._storing[copy.key]:

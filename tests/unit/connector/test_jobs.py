@@ -2,7 +2,7 @@
 
 from kvstrata.connector.messages import CopyResult, WorkerOutput
 from kvstrata.core.keys import JobId
-from tests.toy_engine import Status, ToyEngine, ToySettings
+from tests.toy_engine import Status, ToyEngine, ToySettings, ToyStep
 
 
 class Clock:
@@ -88,9 +88,12 @@ def test_a_load_that_a_rank_never_reports_fails_at_the_deadline() -> None:
     assert (outcome.num_computed_tokens, outcome.num_failed_tokens) == (0, 39)
     assert engine.manager.get_stats()["num_pinned"] == 10
     assert engine.transfers[1].queued
+    # Every step waits for it on the rank that is late, before anything is written.
+    (load,) = engine.messages[-1].loads
+    message = engine.connector.build_connector_meta(ToyStep({}, 1))
+    assert message.flush_job_ids == [load.job_id]
     engine.step()
-    # The next step waits for it on the rank that is late, before anything is written.
-    assert engine.messages[-1].flush_job_ids == [engine.messages[-2].loads[0].job_id]
+    assert engine.messages[-1].flush_job_ids == [load.job_id]
     assert engine.transfers[1].num_awaited == 1
     engine.finish()
     assert len(engine.outcomes) == 1

@@ -394,6 +394,47 @@ def test_a_reset_during_copies_leaves_nothing_visible_and_nothing_pinned() -> No
     engine.finish()
 
 
+def test_a_block_whose_hash_came_late_is_stored_at_the_end() -> None:
+    # B06: with steps in flight the last token is not known yet when its block is scheduled.
+    engine = ToyEngine(ToySettings())
+    request = engine.add("r", range(7), 2)
+    engine.waiting.clear()
+    connector = engine.connector
+    connector.get_num_new_matched_tokens(request, 0)
+    connector.update_state_after_alloc(request, [[1, 2]], 0)
+    (job,) = connector.build_connector_meta(ToyStep({"r": [[1, 2]]}, 1, {"r": 8})).stores
+    assert job.copies[0].block_ids == [1]
+    request.num_computed_tokens = 8
+    request.extend([5])
+    connector.request_finished(request, [[1, 2]])
+    assert connector.has_pending_work()
+    message = connector.build_connector_meta(ToyStep({}, 1))
+    assert [job.copies[0].block_ids for job in message.early_stores] == [[2]]
+
+
+def test_what_a_load_has_not_brought_yet_is_not_stored_when_the_request_ends() -> None:
+    engine = warm(ToySettings(), range(40))
+    request = engine.add("again", range(40))
+    until(engine, request, Status.LOADING)
+    engine.connector.reset_cache()
+    request.num_computed_tokens = 39  # as engines count that take the load for granted
+    engine.waiting.clear()
+    engine.connector.request_finished(request, request.tables)
+    assert engine.connector.build_connector_meta(ToyStep({}, 1)).early_stores == []
+
+
+def test_after_a_failed_load_a_window_is_valid_only_where_the_engine_was() -> None:
+    groups = (KVGroup(4), KVGroup(4, 1, GroupKind.WINDOW, 8))
+    engine = warm(ToySettings(groups), range(26))
+    request = engine.add("again", range(26))
+    engine.copiers[0].fail_load_of = {5}
+    until(engine, request, Status.LOADING)
+    engine.transfers[0].run_all()
+    engine.collect()
+    assert engine.outcomes[0].num_computed_tokens == 0
+    engine.finish()
+
+
 # -- the fence
 
 
@@ -502,6 +543,47 @@ def test_withheld_chunks_of_a_preempted_request_are_stored_before_its_blocks_go(
     engine.finish()
     (record,) = (r for r in engine.connector.take_request_records() if r.req_id == "second")
     assert record.resumed_tokens == num_computed // 4 * 4
+
+
+def test_blocks_that_a_window_left_behind_are_not_offered_again() -> None:
+    # They were given to others in an earlier step; only what the request still has is stored.
+    settings = ToySettings((KVGroup(4, 1, GroupKind.WINDOW, 5),), store_threshold=2)
+    engine = ToyEngine(settings)
+    request = engine.add("r", range(16), 3)
+    engine.waiting.clear()
+    connector = engine.connector
+    connector.get_num_new_matched_tokens(request, 0)
+    connector.update_state_after_alloc(request, [[1, 2, 3, 4]], 0)
+    connector.build_connector_meta(ToyStep({"r": [[1, 2, 3, 4]]}, 1, {"r": 16}))
+    request.num_computed_tokens = 16
+    request.extend([1])
+    step = ToyStep({"r": [[0, 0, 0, 4, 5]]}, 1, {"r": 1})
+    connector.build_connector_meta(step)
+    request.num_computed_tokens = 0
+    message = connector.build_connector_meta(ToyStep({}, 1, preempted_req_ids=["r"]))
+    assert [job.copies[0].block_ids for job in message.early_stores] == [[4]]
+    connector.request_finished(request, [[]])
+
+
+def test_blocks_given_anew_after_a_failed_load_are_fenced() -> None:
+    engine = warm(ToySettings(), range(40))
+    other = engine.add("other", range(100, 108))
+    request = engine.add("again", range(40))
+    engine.waiting.clear()
+    connector = engine.connector
+    connector.get_num_new_matched_tokens(other, 0)
+    connector.update_state_after_alloc(other, [[20, 21]], 0)
+    (job,) = connector.build_connector_meta(ToyStep({"other": [[20, 21]]}, 1, {"other": 8})).stores
+    connector.request_finished(other, [[20, 21]])
+    engine.copiers[0].fail_load_of = {0}
+    connector.get_num_new_matched_tokens(request, 0)
+    connector.update_state_after_alloc(request, [list(range(1, 11))], 39)
+    engine.workers[0].start_loads(connector.build_connector_meta(ToyStep({}, 1)))
+    engine.transfers[0].run_all()
+    connector.update_connector_output([engine.workers[0].take_output()])
+    assert connector.get_num_new_matched_tokens(request, 0).num_tokens == 0
+    connector.update_state_after_alloc(request, [list(range(12, 22))], 0)
+    assert connector.build_connector_meta(ToyStep({}, 1)).flush_job_ids == [job.job_id]
 
 
 def test_a_request_cannot_be_scheduled_and_preempted_in_one_step() -> None:

@@ -47,7 +47,7 @@ def test_loads_run_before_stores_and_awaited_ones_before_all() -> None:
         thread.submit(recorder.task(job_id), urgency)
     waiter = threading.Thread(target=thread.wait, args=([JobId(3)], 30))
     waiter.start()
-    while not thread.is_awaited(JobId(3)):
+    while waiter.is_alive() and not thread.is_awaited(JobId(3)):
         pass
     recorder.let_go.set()
     waiter.join()

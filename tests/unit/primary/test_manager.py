@@ -126,6 +126,16 @@ def test_a_request_that_grows_never_displaces_its_own_head(clock: FakeClock) -> 
     assert look_up(manager, keys, ctx) == 6
 
 
+def test_a_head_that_came_back_belongs_to_no_later_chunk(clock: FakeClock) -> None:
+    manager = build(clock, num_chunks=3)
+    first, second = start(manager, "first"), start(manager, "second")
+    store(manager, chain("abc"), first, failed=chain("a"))
+    assert begin_store(manager, chain("a"), first) == chain("a")
+    manager.complete_store(chain("a"), first)
+    assert store(manager, chain("axy"), second) == chain("axy")[1:]
+    assert look_up(manager, chain("axy"), second) == 3
+
+
 def test_handles_that_are_kept_hold_no_more_than_themselves(clock: FakeClock) -> None:
     # Field report F06.
     manager = build(clock, num_chunks=64)

@@ -208,6 +208,7 @@ class Copies:
         `wait_until_idle` returned.
         """
         self._fail_queued()
+        self.void_all()
         for operation in self._workers.overdue(0.0):
             if isinstance(operation, _Load | _Store | _Admit):
                 operation.fail()
@@ -276,7 +277,10 @@ class Copies:
             copy.is_settled = True
             if isinstance(copy, _Store):
                 self._forget_storing(copy.key)
-            self._book.settle(copy.job.job_id, copy.key, outcome, self._clock.now_s())
+            entry = self._store.index.get(copy.key)
+            expires_at_s = NEVER_S if entry is None else entry.expires_at_s
+            now_s = self._clock.now_s()
+            self._book.settle(copy.job.job_id, copy.key, outcome, now_s, expires_at_s)
             if copy.job.job_id not in self._book:
                 self._cancelled.discard(copy.job.job_id)
                 self._changed.notify_all()

@@ -14,8 +14,9 @@ from kvstrata.core.results import JobResult, LoadJob, LookupResult, StoreJob
 from kvstrata.core.stats import Stats
 from kvstrata.core.tier import DEFAULT_ENV, SecondaryTierManager, TierEnv
 from kvstrata.tiers.fs.copies import Copies
-from kvstrata.tiers.fs.disk import Disk, RealDisk
+from kvstrata.tiers.fs.disk import Disk
 from kvstrata.tiers.fs.probes import Probes
+from kvstrata.tiers.fs.real_disk import RealDisk
 from kvstrata.tiers.fs.settings import OnClose, Sharing, parse_fs_settings, require_max_bytes
 from kvstrata.tiers.fs.store import ChunkStore
 from kvstrata.tiers.fs.upkeep import Upkeep
@@ -52,7 +53,7 @@ class FsTier(SecondaryTierManager):
         self._index = self._store.index
         self._workers = Workers(self._settings.num_threads, env.name, env.clock)
         self._copies = Copies(self._store, self._workers, slots, self._settings, env)
-        self._probes = Probes(self._workers, self._store.probe)
+        self._probes = Probes(self._workers, self._store.probe, env.clock)
         self._upkeep = Upkeep(self._store, self._workers, self._settings, env.clock)
         self._trails = Trails()
         self._is_closed = False
@@ -85,7 +86,7 @@ class FsTier(SecondaryTierManager):
             elif not may_probe or self._index.is_leaving(key):
                 results.append(LookupResult.MISS)
             else:
-                results.append(self._probes.lookup(key))
+                results.append(self._probes.lookup(key, ctx))
         return results
 
     @override
@@ -110,11 +111,13 @@ class FsTier(SecondaryTierManager):
     @override
     def on_new_request(self, ctx: ReqContext) -> None:
         self._trails.start(ctx)
+        self._probes.start_request(ctx)
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
         self._index.touch(self._trails.of(ctx), (), self._env.clock.wall_s())
         self._trails.end(ctx)
+        self._probes.end_request(ctx)
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -175,6 +178,10 @@ class FsTier(SecondaryTierManager):
             self._store.close()
             self._disk.close()
         return stuck
+
+    def is_idle(self) -> bool:
+        """Say whether nothing runs or is queued, upkeep included."""
+        return self._workers.is_idle()
 
     def check(self) -> None:
         """Assert every invariant. Only while no operation runs."""

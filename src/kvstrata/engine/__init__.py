@@ -1,0 +1,1 @@
+"""A small paged-attention engine in numpy: it shows what to call and when, on any machine."""
