@@ -125,6 +125,16 @@ class SecondaryTierManager(ABC):
         del env
         return cls(slots, **settings)  # type: ignore[call-arg]
 
+    @classmethod
+    def num_chunks_max(cls, settings: Mapping[str, Any], chunk_bytes: int, path: str) -> int | None:
+        """Return how many chunks a tier with these settings holds when full; None for no limit.
+
+        Raises:
+            ConfigError: A setting is wrong; the text starts with `path`.
+        """
+        del settings, chunk_bytes, path
+        return None
+
     @abstractmethod
     def lookup(self, key: OffloadKey, ctx: ReqContext) -> LookupResult:
         """Say from memory whether the chunk is here; RETRY while that is being found out.

@@ -213,11 +213,10 @@ class ArcPolicy(EvictionPolicy):
 
     def _trim(self, num_new: int) -> None:
         """Keep tracked chunks, so many new ones, and ghosts within twice the capacity."""
-        num_once, num_often = self._sizes
+        ghosts, (num_once, num_often) = self._ghosts, self._sizes
         num_once += num_new
-        self._ghosts.trim(_ONCE, self.capacity - num_once)
-        num_left = 2 * self.capacity - num_once - num_often - self._ghosts.sizes[_ONCE]
-        self._ghosts.trim(_OFTEN, num_left)
+        ghosts.trim(_ONCE, self.capacity - num_once)
+        ghosts.trim(_OFTEN, 2 * self.capacity - num_once - num_often - ghosts.sizes[_ONCE])
 
     def _adapt(self, found: _Found) -> None:
         """Shift the balance towards the list whose ghosts are asked for."""
@@ -276,7 +275,8 @@ class ArcPolicy(EvictionPolicy):
         run.state = _Standing(place, size, turn)
         self._lists[place].add_youngest(run)
         self._sizes[place] += size
-        self._trim(0)  # a run that was moved here was not admitted
+        if sum(self._sizes) + sum(self._ghosts.sizes) > 2 * self.capacity:
+            self._trim(0)  # a run that was moved here was not admitted
         if trail.runs:
             together, num_alike = [], 0
             for used in trail.runs:

@@ -36,9 +36,8 @@ AHEAD_SHARE: Final = 1 / 8  # of the slots: free or copied already, where tiers 
 class TieringOffloadingManager(DelegatingManager):
     """Keeps chunks in the primary and below: fetches at lookup, copies down after stores.
 
-    Everything that touches slots happens on the caller's thread; tiers work on their own. Results
-    of tiers are taken once a step, at the first call that decides on slots. A request that is not
-    live is served from the primary only.
+    Slots are touched on the caller's thread only. Results of tiers are taken once a step, at the
+    first call that decides on slots. A request that is not live is served from the primary only.
     """
 
     inner: CPUOffloadingManager
@@ -368,15 +367,11 @@ class TieringOffloadingManager(DelegatingManager):
     def get_stats(self) -> Stats:
         stats = self.inner.get_stats()
         tiers = {handle.name: handle.get_stats() for handle in list(self._handles)}
-        jobs = [job for tier in tiers.values() for job in tier.jobs]
+        jobs = (job for tier in tiers.values() for job in tier.jobs)
         return replace(
             stats,
             gauges={**stats.gauges, "num_promotions": self._promotions.num_open},
-            counters={
-                **stats.counters,
-                "withdrawn_promotion_chunks": self._promotions.num_withdrawn,
-                "given_way_chunks": self._promotions.num_given_way,
-            },
+            counters={**stats.counters, **self._promotions.counters()},
             tiers=tiers,
             jobs=sorted(jobs, key=lambda job: -job.age_s),
         )
@@ -386,9 +381,8 @@ class TieringOffloadingManager(DelegatingManager):
         if self._report is None:
             self._promotions.clear()
             self._sharing.release()
-            self._report = flush_and_stop(
-                self._handles, self._cascades, self._store, self._retire_from, timeout_s
-            )
+            parts = (self._handles, self._cascades, self._store, self._retire_from)
+            self._report = flush_and_stop(*parts, timeout_s)
             self.inner.shutdown()
         return self._report
 
