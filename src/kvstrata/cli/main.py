@@ -4,7 +4,17 @@ import sys
 
 import typer
 
-from kvstrata.cli import bench_engine, bench_fs, bench_manager, check, demo, fs, replay
+from kvstrata.cli import (
+    bench_engine,
+    bench_fs,
+    bench_manager,
+    bench_object,
+    bench_p2p,
+    check,
+    demo,
+    fs,
+    replay,
+)
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
@@ -22,6 +32,8 @@ app.add_typer(bench, name="bench")
 bench.command()(bench_engine.engine)
 bench.command()(bench_fs.fs)
 bench.command()(bench_manager.manager)
+bench.command()(bench_p2p.p2p)
+bench.command("object")(bench_object.bench_object)
 
 
 def main() -> None:

@@ -208,11 +208,15 @@ class ArcPolicy(EvictionPolicy):
         if found:
             num_ghosts = ghosts.pull(found, num_admitted)
         turn.place = _OFTEN if 2 * num_ghosts > num_admitted else _ONCE
-        num_once, num_often = self._sizes
-        num_once += num_admitted - num_ghosts
+        self._trim(num_admitted - num_ghosts)
+        return Admission(num_admitted, victims)
+
+    def _trim(self, num_new: int) -> None:
+        """Keep tracked chunks, so many new ones, and ghosts within twice the capacity."""
+        ghosts, (num_once, num_often) = self._ghosts, self._sizes
+        num_once += num_new
         ghosts.trim(_ONCE, self.capacity - num_once)
         ghosts.trim(_OFTEN, 2 * self.capacity - num_once - num_often - ghosts.sizes[_ONCE])
-        return Admission(num_admitted, victims)
 
     def _adapt(self, found: _Found) -> None:
         """Shift the balance towards the list whose ghosts are asked for."""
@@ -271,6 +275,8 @@ class ArcPolicy(EvictionPolicy):
         run.state = _Standing(place, size, turn)
         self._lists[place].add_youngest(run)
         self._sizes[place] += size
+        if sum(self._sizes) + sum(self._ghosts.sizes) > 2 * self.capacity:
+            self._trim(0)  # a run that was moved here was not admitted
         if trail.runs:
             together, num_alike = [], 0
             for used in trail.runs:

@@ -8,9 +8,10 @@ from time import perf_counter_ns
 from typing import Any
 
 from kvstrata.build import build_manager
+from kvstrata.core.clock import VirtualClock
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.request import ReqContext
-from kvstrata.replay.drive import TraceClock, serve
+from kvstrata.replay.drive import serve
 from kvstrata.replay.trace import Trace
 
 CHUNK_BYTES = 64  # the region's rows are never touched
@@ -40,13 +41,13 @@ class ManagerCost:
         return asdict(self)
 
 
-def _build(num_slots: int, policy: str) -> tuple[OffloadingManager, TraceClock]:
-    clock = TraceClock()
+def _build(num_slots: int, policy: str) -> tuple[OffloadingManager, VirtualClock]:
+    clock = VirtualClock()
     config = {"primary": {"num_chunks": num_slots, "policy": policy}}
     return build_manager(config, chunk_bytes=CHUNK_BYTES, namespace="bench", clock=clock), clock
 
 
-def _pass(trace: Trace, manager: OffloadingManager, clock: TraceClock) -> Iterator[list[int]]:
+def _pass(trace: Trace, manager: OffloadingManager, clock: VirtualClock) -> Iterator[list[int]]:
     """Replay a trace; yield (blocks, hits, ns) per request. Keys are made outside of the time."""
     for number, request in enumerate(trace.requests()):
         clock.at_s = request.at_s

@@ -9,13 +9,14 @@ from typing import Any, Final, NoReturn, overload
 from typing_extensions import override
 
 from kvstrata.build import build_manager
+from kvstrata.core.clock import VirtualClock
 from kvstrata.core.events import PRIMARY_MEDIUM
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.memory import SlotView
 from kvstrata.core.request import ReqContext
 from kvstrata.replay.bounds import offline_bound
-from kvstrata.replay.drive import TraceClock, serve
+from kvstrata.replay.drive import serve
 from kvstrata.replay.trace import Trace, TraceRequest
 
 MODELLED_CHUNK_BYTES: Final = 1 << 20
@@ -176,7 +177,7 @@ def replay_primary(
         return _replay_bound(trace, num_chunks, on_progress)
     rule = RULES.get(policy, Rule(policy))
     order, partial = order or rule.order, partial or rule.partial
-    clock = TraceClock()
+    clock = VirtualClock()
     manager = build_manager(
         {"primary": {"num_chunks": num_chunks, "policy": rule.policy}},
         chunk_bytes=MODELLED_CHUNK_BYTES,
