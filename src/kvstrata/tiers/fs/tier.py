@@ -23,7 +23,6 @@ from kvstrata.tiers.fs.real_disk import RealDisk
 from kvstrata.tiers.fs.settings import (
     FsSettings,
     OnClose,
-    Sharing,
     parse_fs_settings,
     require_max_bytes,
 )
@@ -91,7 +90,7 @@ class FsTier(SecondaryTierManager):
         if self._is_closed or self._copies.is_hung:
             return [LookupResult.MISS] * len(keys)
         wall_s = self._env.clock.wall_s()
-        may_probe = self._may_probe()
+        may_probe = self._store.may_have_more() and not self._store.is_wiping()
         results = []
         for key in keys:
             entry = self._index.get(key)
@@ -204,14 +203,6 @@ class FsTier(SecondaryTierManager):
         """Assert every invariant. Only while no operation runs."""
         self._index.check()
         self._store.check()
-
-    def _may_probe(self) -> bool:
-        if self._store.is_wiping():
-            return False
-        sharing = self._settings.shared
-        if sharing is Sharing.AUTO:
-            return self._store.ledger.has_company()
-        return sharing is Sharing.YES
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -679,6 +679,30 @@ def test_a_low_priority_makes_no_room_among_higher_ones(world: World) -> None:
     assert world.hits(0, 1, 5) == {0, 1}
 
 
+def test_what_another_process_wrote_meanwhile_is_not_written_again(world: World) -> None:
+    world.open()
+    other = World(world.root)
+    other.open()
+    other.store(0, 1)
+    assert world.store(0, 1, 2) == set()
+    assert world.disk.calls["write"] == 1
+    assert world.tier.get_stats()["present_chunks"] == 2
+    assert world.load(0, 1, 2) == set()
+    other.close()
+
+
+def test_a_newcomer_to_a_full_root_makes_room_among_the_chunks_of_others(world: World) -> None:
+    world.open(max_bytes=cap(4))
+    other = World(world.root)
+    other.open(max_bytes=cap(4))
+    other.store(0, 1, 2, 3)
+    assert world.store(10, 11) == set()
+    assert world.hits(10, 11) == {10, 11}
+    assert len(chunk_files(world.root)) == 4
+    assert world.tier.get_stats().state == "ok"
+    other.close()
+
+
 def test_the_root_may_be_used_twice_in_one_process(world: World, tmp_path: Path) -> None:
     other = World(world.root)
     other.open(max_bytes=cap(4))
