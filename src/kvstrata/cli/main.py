@@ -4,7 +4,17 @@ import sys
 
 import typer
 
-from kvstrata.cli import bench_engine, bench_fs, bench_manager, check, demo, fs, replay
+from kvstrata.cli import (
+    bench_engine,
+    bench_fs,
+    bench_manager,
+    check,
+    demo,
+    fs,
+    plan,
+    replay,
+    synthesize,
+)
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
@@ -17,6 +27,8 @@ bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=T
 app.command()(check.check)
 app.command()(demo.demo)
 app.command()(replay.replay)
+app.command()(plan.plan)
+app.command()(synthesize.synthesize)
 app.add_typer(fs.app, name="fs")
 app.add_typer(bench, name="bench")
 bench.command()(bench_engine.engine)
