@@ -215,9 +215,10 @@ def _serve_singly(
     num_stored = 0
     manager.on_new_request(ctx)
     num_hits = manager.lookup(keys, ctx) or 0
-    for key in storable:
+    for place, key in enumerate(storable):
         manager.touch([key], ctx)
-        num_stored += _store_one(manager, ctx, key)
+        if place >= num_hits:
+            num_stored += _store_one(manager, ctx, key)
     manager.on_request_finished(ctx)
     for _ in manager.take_events():
         pass
@@ -229,7 +230,7 @@ def _serve_untouched(
 ) -> tuple[int, int]:
     """Serve a request chunk by chunk, each as a request of its own that only stores."""
     num_hits = manager.lookup(keys, ctx) or 0
-    num_stored = sum(_store_one(manager, ReqContext(ctx.req_id), key) for key in storable)
+    num_stored = sum(_store_one(manager, ctx, key) for key in storable[num_hits:])
     for _ in manager.take_events():
         pass
     return num_hits, num_stored

@@ -136,7 +136,7 @@ def test_one_off_prompts_write_nothing_through_the_reuse_filter() -> None:
     tier = {"name": "below", **MODELLED}
     config = Config.parse(
         {
-            "primary": {"num_chunks": 16},
+            "primary": {"num_chunks": 16, "policy": "lru"},
             "tiers": [tier],
             "filter": {"store_threshold": 2, "num_tracked_max": 40},
         }
