@@ -298,7 +298,9 @@ class HostProcess:
 
     def _receive(self) -> Any:  # noqa: ANN401
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], 2 * PATIENCE_S)
+        poll = select.poll()  # unlike select(), it takes any number of open files
+        poll.register(self.process.stdout, select.POLLIN)
+        ready = poll.poll(2000 * PATIENCE_S)
         line = self.process.stdout.readline() if ready else ""
         assert line, f"host {self.identity} says nothing"
         return json.loads(line)

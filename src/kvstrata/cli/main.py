@@ -13,7 +13,9 @@ from kvstrata.cli import (
     check,
     demo,
     fs,
+    plan,
     replay,
+    synthesize,
 )
 from kvstrata.core.errors import ConfigError
 
@@ -27,6 +29,8 @@ bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=T
 app.command()(check.check)
 app.command()(demo.demo)
 app.command()(replay.replay)
+app.command()(plan.plan)
+app.command()(synthesize.synthesize)
 app.add_typer(fs.app, name="fs")
 app.add_typer(bench, name="bench")
 bench.command()(bench_engine.engine)

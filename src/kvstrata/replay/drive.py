@@ -34,6 +34,5 @@ def serve(
             manager.complete_store(output.keys_to_store, ctx)
     manager.on_request_finished(ctx)
     manager.on_schedule_end(ScheduleEndContext((ctx.req_id,), ()))
-    for _ in manager.take_events():
-        pass
+    manager.take_events()
     return num_hits, num_stored

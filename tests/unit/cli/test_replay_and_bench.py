@@ -141,3 +141,23 @@ def test_bench_manager_prints_one_json_object(trace: Path) -> None:
 
 def test_bench_manager_prints_a_table(trace: Path) -> None:
     assert "us/block" in run("bench", "manager", "--trace", trace, "--passes", 1)
+
+
+def test_synthesize_writes_a_trace_that_plan_reads(tmp_path: Path) -> None:
+    path, model = tmp_path / "made.jsonl.gz", tmp_path / "config.json"
+    run("synthesize", path, "--requests", 200, "--tokens-per-block", 16)
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+    model.write_text(json.dumps({**layers, "torch_dtype": "float16"}))
+    args = ("plan", path, "--model", model, "--ram", "256KiB,1MiB", "--disk", "0,2MiB")
+    found = json.loads(run(*args, "--policies", "lru", "--json"))
+    assert found["chunk_bytes"] == 16 * 2 * 2 * 64 * 2
+    assert [cell["ram_tokens"] for cell in found["cells"]] == [16 * 32, 16 * 128] * 2
+    assert {step["of"] for step in found["next_gib"]} == {"ram", "disk"}
+    text = run(*args, "--policies", "lru")
+    assert "bound" in text
+    assert "what a GiB more brings" in text
+
+
+def test_plan_needs_the_size_of_a_chunk(trace: Path) -> None:
+    with pytest.raises(ConfigError, match="--model"):
+        run("plan", trace)

@@ -3,15 +3,16 @@
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typing_extensions import override
 
-from kvstrata.core.config import Config
+from kvstrata.core.config import Config, FilterConfig
 from kvstrata.core.errors import ConfigError
-from kvstrata.replay.tiered import Assumptions, as_modelled, replay_config
+from kvstrata.replay.tiered import Assumptions, TieredReplay, as_modelled, replay_config
 from kvstrata.replay.trace import Trace, TraceRequest
 from kvstrata.testing.chunks import chain
 
@@ -116,6 +117,37 @@ def test_object_stores_are_billed_by_the_request() -> None:
     ]
     assert below["put_requests"] == below["written_bytes"] / CHUNK_BYTES
     assert below["request_cost"] == below["put_requests"] + below["get_requests"] / 2
+
+
+class OneOffs(Trace):
+    """100 prompts that come once, and 5 that come again and again between them."""
+
+    tokens_per_chunk = 16
+
+    @override
+    def requests(self) -> Iterator[TraceRequest]:
+        for number in range(200):
+            path = chr(1000 + number) + "x" if number % 2 else "ABCDE"[number // 2 % 5] + "y"
+            yield TraceRequest(float(number), chain(path), 32, is_partial=False)
+
+
+def test_one_off_prompts_write_nothing_through_the_reuse_filter() -> None:
+    # Field report G13.
+    tier = {"name": "below", **MODELLED}
+    config = Config.parse(
+        {
+            "primary": {"num_chunks": 16, "policy": "lru"},
+            "tiers": [tier],
+            "filter": {"store_threshold": 2, "num_tracked_max": 40},
+        }
+    )
+    replay = TieredReplay(OneOffs(), config, CHUNK_BYTES)
+    stats = replay.run()
+    assert stats.tiers["below"]["stored_bytes"] == 5 * 2 * CHUNK_BYTES
+    assert stats["num_tracked_offers"] <= 40
+    assert replay.tally.num_hits >= 5 * 2 * 17
+    unfiltered = replay_config(OneOffs(), replace(config, filter=FilterConfig()), CHUNK_BYTES)
+    assert unfiltered["tiers"]["below"]["written_bytes"] >= 100 * 2 * CHUNK_BYTES
 
 
 def test_a_tier_without_a_bound_can_not_be_modelled() -> None:
