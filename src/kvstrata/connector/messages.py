@@ -73,12 +73,14 @@ class WorkerOutput:
         results: One per job that ended on this rank.
         loaded_req_ids: Requests whose load is among them, failed or not, each once per load: for
             engines that count ranks themselves.
+        failed_req_ids: Those of `loaded_req_ids` that lack a chunk.
         failed_block_ids: Engine blocks that a load should have filled and did not, per group.
     """
 
     rank: int
     results: Sequence[CopyResult] = ()
     loaded_req_ids: Sequence[str] = ()
+    failed_req_ids: Sequence[str] = ()
     failed_block_ids: Sequence[Sequence[int]] = ()
 
 

@@ -80,23 +80,25 @@ class OffloadingConnectorWorker:
         """Return what ended since the last call."""
         results = self._transfers.take_results()
         loaded: list[str] = []
+        failed: list[str] = []
         failed_ids: list[list[int]] = [[] for _ in self._config.groups]
         for result in results:
             job = self._loads.pop(result.job_id, None)
             if job is not None:
                 loaded.append(job.req_id)
-                self._add_failed(job, result, failed_ids)
-        return WorkerOutput(self._rank, results, loaded, failed_ids if any(failed_ids) else ())
+                if result.failed_slots:
+                    failed.append(job.req_id)
+                    self._add_failed(job, result, failed_ids)
+        return WorkerOutput(self._rank, results, loaded, failed, failed_ids if failed else ())
 
     @staticmethod
     def _add_failed(job: CopyJob, result: CopyResult, failed_ids: Sequence[list[int]]) -> None:
-        if result.failed_slots:
-            for copies in job.copies:
-                failed_ids[copies.group_idx] += [
-                    block_id
-                    for block_id, slot in zip(copies.block_ids, copies.slots, strict=True)
-                    if slot in result.failed_slots
-                ]
+        for copies in job.copies:
+            failed_ids[copies.group_idx] += [
+                block_id
+                for block_id, slot in zip(copies.block_ids, copies.slots, strict=True)
+                if slot in result.failed_slots
+            ]
 
     def wait_for_results(self, timeout_s: float) -> None:
         """Return when there is something to take, no job is open, or the time is over."""

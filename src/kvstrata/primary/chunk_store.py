@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ContractError
@@ -12,6 +13,9 @@ from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import EvictionPolicy, RequestTrail, Run, Victim
 from kvstrata.primary.retention import Expiry
 from kvstrata.primary.run_table import Held, RunTable, Settled
+
+if TYPE_CHECKING:
+    from kvstrata.core.tier import ChunkShelf
 
 Removed = Callable[[Sequence[OffloadKey], RemovalReason], None]
 
@@ -59,6 +63,8 @@ class ChunkStore:
         self._events: deque[OffloadingEvent] = deque(maxlen=limits.num_events_max)
         self.on_removed: Removed = self.note_removed
         """Called with chunks that just left, their slots already free; may be replaced."""
+        self.shelves: list[ChunkShelf] = []
+        """Told of every chunk that can be loaded or no longer can, before its slot is reused."""
 
     def _on_split(self, head: Run, tail: Run) -> None:
         self.policy.split(head, tail)
@@ -112,10 +118,10 @@ class ChunkStore:
         victims = self.policy.choose(num_missing)
         for run in trail.runs:
             run.num_holds -= 1
+        gone: list[OffloadKey] = []
         for run, count in victims:
-            if count == len(run.keys):
-                self.policy.remove(run)
-        gone = self._evict(victims)
+            gone += self.remove(run.keys[-count:], RemovalReason.EVICTED)
+        self.num_evicted += len(gone)
         more, more_slots, more_gone, is_refusal = self.reserve(keys[len(stored) :], owner, trail)
         evicted = [*evicted, *gone, *more_gone]
         return [*stored, *more], [*slots, *more_slots], evicted, is_refusal
@@ -126,6 +132,8 @@ class ChunkStore:
             evicted += self.table.cut_tail(run, count)
         if evicted:
             self.num_evicted += len(evicted)
+            for shelf in self.shelves:
+                shelf.withdraw(evicted)
             self.on_removed(evicted, RemovalReason.EVICTED)
         return evicted
 
@@ -158,6 +166,9 @@ class ChunkStore:
         settled = self.table.settle(runs, failed)
         if settled.stored:
             self.note(OffloadingEvent(EventKind.STORED, settled.stored, PRIMARY_MEDIUM))
+            for shelf in self.shelves:
+                for run in settled.runs:
+                    shelf.publish(run.keys, run.slots, run.expires_at_s)
             if trail is not None:
                 for run in settled.runs:
                     self._join(run, trail)
@@ -179,6 +190,8 @@ class ChunkStore:
                 if run.expires_at_s is None or at_s < run.expires_at_s:
                     run.expires_at_s = at_s
                     self.expiry.add(run)
+                    for shelf in self.shelves if run.owner is None else ():
+                        shelf.publish(run.keys, run.slots, at_s)
 
     def _join(self, run: Run, trail: RequestTrail) -> None:
         """Join a request's new run with the one that it stored before, if nothing is in the way."""
@@ -225,6 +238,8 @@ class ChunkStore:
             self.policy.remove(run)
         gone = self.table.drop(runs)
         if gone:
+            for shelf in self.shelves:
+                shelf.withdraw(gone)
             self.on_removed(gone, reason)
         return gone
 
@@ -238,6 +253,8 @@ class ChunkStore:
         """Drop everything; slots that copies use come back when those are settled."""
         self.policy.clear()
         self.table.drop(self.table.all_runs()[0])
+        for shelf in self.shelves:
+            shelf.clear()
         self.expiry = Expiry()
         self.note(OffloadingEvent(EventKind.CLEARED, [], PRIMARY_MEDIUM, RemovalReason.CLEARED))
 

@@ -53,6 +53,13 @@ class Promotions:
         """Promotions that are reserved or running."""
         return len(self._waiting) + len(self._flying)
 
+    def counters(self) -> dict[str, int]:
+        """Return the totals by metric name."""
+        return {
+            "withdrawn_promotion_chunks": self.num_withdrawn,
+            "given_way_chunks": self.num_given_way,
+        }
+
     @property
     def has_holds(self) -> bool:
         """Whether chunks are kept for requests that have not loaded them yet."""
@@ -81,8 +88,7 @@ class Promotions:
             if not keys:
                 break
             promotion = Promotion(handle, view, [], [])
-            reserve = self._store.reserve if view is None else self._store.reserve_needed
-            stored, slots, _, _ = reserve(keys, promotion, trail)
+            stored, slots, _, _ = self._store.reserve_needed(keys, promotion, trail)
             promotion.keys, promotion.slots = list(stored), list(slots)
             if stored:
                 self._waiting[promotion] = None

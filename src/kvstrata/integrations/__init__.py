@@ -1,0 +1,1 @@
+"""Ready connectors for engines: one module per engine, which translates and decides nothing."""
