@@ -205,7 +205,7 @@ class ReuseCurves:
             self._passed = (self._passed + 1) // 2
         elif self._stride > 1 and len(self._times_s) < self._num_samples_max // 4:
             self._stride //= 2
-        num_max = 5 * self._num_samples_max // 4
+        num_max = 2 * self._num_samples_max
         if len(self._marks) > num_max:
             items = list(self._marks.items())
             for _, mark in items[: num_max // 2]:

@@ -22,6 +22,7 @@ from kvstrata.core.settings import (
     parse_count,
     parse_seconds,
     parse_settings,
+    parse_text,
     setting,
 )
 from kvstrata.core.stats import Stats
@@ -47,6 +48,7 @@ class ModelledSettings:
     read_bytes_per_s: int = setting(parse_bytes, 5 * 10**9)
     write_bytes_per_s: int = setting(parse_bytes, 2 * 10**9)
     latency_s: float = setting(parse_seconds, 0.0001)  # of each job, before its first byte
+    stands_for: str = setting(parse_text, "fs")  # an "object" store's requests are billed
 
     def capacity(self, chunk_bytes: int, path: str) -> int:
         """Return how many chunks fit.

@@ -70,7 +70,8 @@ def as_modelled(
         if num_chunks is None:
             raise ConfigError(f"tiers[{index}]", "needs max_bytes to be modelled")
         usual = _SPEEDS.get(tier.type, {})
-        settings = {"max_chunks": num_chunks, **(usual if speed is None else speed)}
+        settings = {**(usual if speed is None else speed), "max_chunks": num_chunks}
+        settings["stands_for"] = tier.type
         tiers.append(replace(tier, type=_MODELLED_CLASS, settings=settings))
     return replace(config, tiers=tuple(tiers))
 
@@ -289,19 +290,20 @@ def _primary_json(stats: Stats, chunk_bytes: int) -> dict[str, float]:
 def _tier_json(
     tier: TierConfig, stats: Stats, seconds: float, assumptions: Assumptions
 ) -> dict[str, float]:
-    written_bytes, max_bytes = stats["stored_bytes"], stats.gauges.get("max_bytes") or 0
+    gauges, counters = stats.gauges, stats.counters
+    written_bytes, max_bytes = stats["stored_bytes"], gauges.get("max_bytes") or 0
     per_day_bytes = written_bytes * 86_400 / max(seconds, 1.0)
     counts = {
-        "num_resident": stats["num_resident"],
+        "num_resident": gauges.get("num_resident", 0),
         "written_bytes": written_bytes,
         "read_bytes": stats["loaded_bytes"],
-        "evicted": stats["evicted_chunks"],
-        "refused": stats.counters.get("refused_chunks", 0),
-        "dropped": stats.counters.get("dropped_store_chunks", 0),
+        "evicted": counters.get("evicted_chunks", 0),
+        "refused": counters.get("refused_chunks", 0),
+        "dropped": counters.get("dropped_store_chunks", 0),
         "written_bytes_per_day": per_day_bytes,
         "drive_writes_per_day": per_day_bytes / max_bytes if max_bytes else 0.0,
     }
-    if tier.type == "object" or tier.name.startswith("object"):
+    if "object" in {tier.type, tier.settings.get("stands_for")}:
         num_puts, num_gets = stats["stored_chunks"], stats["loaded_chunks"]
         counts |= {
             "put_requests": num_puts,

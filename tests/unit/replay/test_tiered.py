@@ -110,13 +110,23 @@ def test_the_bandwidth_of_a_modelled_tier_is_shared() -> None:
 
 
 def test_object_stores_are_billed_by_the_request() -> None:
-    config = settings({**MODELLED, "name": "object"})
+    config = settings({**MODELLED, "stands_for": "object"})
     prices = Assumptions(put_price=1.0, get_price=0.5)
-    below = replay_config(RandomTrace(1), config, CHUNK_BYTES, assumptions=prices)["tiers"][
-        "object"
-    ]
+    found = replay_config(RandomTrace(1), config, CHUNK_BYTES, assumptions=prices)
+    below = found["tiers"]["below"]
     assert below["put_requests"] == below["written_bytes"] / CHUNK_BYTES
     assert below["request_cost"] == below["put_requests"] + below["get_requests"] / 2
+    assert (
+        "request_cost" not in replay_config(RandomTrace(1), settings(MODELLED), 1)["tiers"]["below"]
+    )
+
+
+def test_a_modelled_object_store_is_still_billed() -> None:
+    config = settings({"type": "object", "url": "memory://bucket", "max_bytes": "1MiB"})
+    model = as_modelled(config, CHUNK_BYTES)
+    below = replay_config(RandomTrace(1), model, CHUNK_BYTES)["tiers"]["below"]
+    assert below["put_requests"] > 0
+    assert below["request_cost"] > 0
 
 
 class OneOffs(Trace):

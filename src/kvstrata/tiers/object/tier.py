@@ -67,6 +67,12 @@ class ObjectTier(SecondaryTierManager):
     def from_config(cls, slots: SlotView, settings: Mapping[str, Any], env: TierEnv) -> Self:
         return cls(slots, env=env, **settings)
 
+    @classmethod
+    @override
+    def num_chunks_max(cls, settings: Mapping[str, Any], chunk_bytes: int, path: str) -> int | None:
+        limit_bytes = parse_settings(ObjectSettings, settings, path).max_bytes
+        return None if limit_bytes is None else limit_bytes // (HEADER_BYTES + chunk_bytes)
+
     @override
     def lookup(self, key: OffloadKey, ctx: ReqContext) -> LookupResult:
         return self.lookup_many((key,), ctx)[0]
