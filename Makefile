@@ -8,7 +8,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 KVSTRATA := $(VENV)/bin/kvstrata
 STAMP := $(VENV)/.installed
-EXTRAS := dev,engine,object,plots
+EXTRAS := dev,engine,object,plots,redis
 PYTHON ?= python3.13 python3.12 python3.11 python3
 PIP := $(PY) -m pip install -qq --disable-pip-version-check
 

@@ -80,6 +80,9 @@ BROAD_EXCEPT: tuple[str, ...] = (
     "integrations/",
     "tiering/tier_handle.py",
     "tiers/fs/workers.py",
+    "tiers/p2p/server.py",
+    "tiers/p2p/session.py",
+    "tiers/object/workers.py",
 )
 
 BANNED_NAME = re.compile(r"block_size|(?:^|_)utils?(?:_|$)", re.IGNORECASE)

@@ -99,6 +99,17 @@ def num_primary_chunks(config: Config, chunk_bytes: int) -> int:
     return num_bytes // row_bytes
 
 
+def tier_num_chunks(config: TierConfig, index: int, chunk_bytes: int) -> int | None:
+    """Return how many chunks a tier holds when it is full; None if it has no limit of its own.
+
+    Raises:
+        ConfigError: A setting of the tier is wrong.
+    """
+    path = f"tiers[{index}]"
+    kind = TIERS.get(config.type, f"{path}.type")
+    return kind.num_chunks_max(config.settings, chunk_bytes, path)
+
+
 def _build_tier(
     config: TierConfig, path: str, slots: SlotView, namespace: str, clock: Clock
 ) -> TierHandle:

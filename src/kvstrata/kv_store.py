@@ -38,6 +38,7 @@ class KVStore:
         self._max_wait_s = max_wait_s
         self._lock = threading.Lock()
         self._serial = itertools.count()
+        self._prefetches: dict[ReqContext, Sequence[OffloadKey]] = {}
 
     @property
     def chunk_bytes(self) -> int:
@@ -91,7 +92,7 @@ class KVStore:
             for key, slot in zip(output.keys_to_store, output.store_spec.slots, strict=True):
                 manager.slots[slot][:] = view_of[key]
             manager.complete_store(output.keys_to_store, ctx)
-        manager.on_schedule_end(NOTHING_NEW)
+        self._step()
         states = manager.lookup_states(piece, ctx)
         return next(
             (i for i, s in enumerate(states) if s in {LookupResult.MISS, LookupResult.RETRY}),
@@ -151,7 +152,7 @@ class KVStore:
                 view[:] = manager.slots[slot]
             manager.complete_load(found, ctx)
         manager.on_request_finished(ctx)
-        manager.on_schedule_end(NOTHING_NEW)
+        self._step()
         return count
 
     def contains(
@@ -174,28 +175,42 @@ class KVStore:
             ctx = self._begin(hints)
             self._manager.delete(keys, ctx)
             self._manager.on_request_finished(ctx)
-            self._manager.on_schedule_end(NOTHING_NEW)
+            self._step()
 
     def clear(self) -> None:
         """Forget everything in this namespace, in every tier."""
         with self._lock:
             self._manager.reset_cache()
-            self._manager.on_schedule_end(NOTHING_NEW)
+            self._step()
 
     def prefetch(self, keys: Sequence[OffloadKey], hints: Mapping[str, Any] | None = None) -> None:
-        """Begin to fetch chunks into host memory. Returns at once; later calls carry it on."""
+        """Begin to fetch chunks into host memory. Returns at once; later calls carry it on.
+
+        What is fetched is not held: it may leave again like any other chunk.
+        """
         with self._lock:
             ctx = self._begin(hints)
-            self._manager.lookup(keys, ctx)
-            self._manager.on_schedule_end(NOTHING_NEW)
+            self._prefetches[ctx] = keys
+            self._carry_on(ctx)
+            self._step()
+
+    def _carry_on(self, ctx: ReqContext) -> None:
+        """Let a prefetch ask again; it ends when there is nothing more to wait for."""
+        if self._manager.lookup(self._prefetches[ctx], ctx) is not None:
+            del self._prefetches[ctx]
             self._manager.on_request_finished(ctx)
+
+    def _step(self) -> None:
+        self._manager.on_schedule_end(NOTHING_NEW)
+        for ctx in list(self._prefetches):
+            self._carry_on(ctx)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until tiers have taken what they were given; False if that takes longer."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
-            self._manager.on_schedule_end(NOTHING_NEW)
-            while self._manager.has_pending_work():
+            self._step()
+            while self._prefetches or self._manager.has_pending_work():
                 if time.monotonic() > deadline_s:
                     return False
                 self._step_and_sleep()
@@ -228,7 +243,7 @@ class KVStore:
         return ctx
 
     def _step_and_sleep(self) -> None:
-        self._manager.on_schedule_end(NOTHING_NEW)
+        self._step()
         time.sleep(POLL_S)
 
     def _views(self, keys: Sequence[OffloadKey], rows: Sequence[Buffer]) -> list[memoryview]:

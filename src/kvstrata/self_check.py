@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvstrata.build import build_manager, num_primary_chunks
+from kvstrata.build import build_manager, num_primary_chunks, tier_num_chunks
 from kvstrata.core.config import Config, PrimaryConfig, WritePolicy
 from kvstrata.core.keys import OffloadKey, make_offload_key
 from kvstrata.core.memory import row_bytes_for
@@ -52,12 +52,14 @@ def resolve_plan(config: Config, chunk_bytes: int) -> list[Capacity]:
         )
     ]
     for i, tier in enumerate(config.tiers):
-        limit = tier.settings.get("max_bytes")
-        if limit is None or limit == "unlimited":
+        chunks = tier_num_chunks(tier, i, chunk_bytes)
+        if chunks is None:
             plan.append(Capacity(tier.name, None, None, None, None))
             continue
-        num_bytes = parse_bytes(limit, f"tiers[{i}].max_bytes")
-        chunks = num_bytes // row_bytes_for(chunk_bytes)
+        limit = tier.settings.get("max_bytes")
+        num_bytes = chunks * chunk_bytes
+        if limit is not None:
+            num_bytes = parse_bytes(limit, f"tiers[{i}].max_bytes")
         tokens = chunks * config.tokens_per_chunk
         plan.append(Capacity(tier.name, chunks, num_bytes, num_bytes, tokens))
     return plan

@@ -72,6 +72,13 @@ class TestPartitionedPolicy(PolicySuite):
         assert (num_admitted, left) == (2, chain("cd")[::-1])
         driver.check()
 
+    def test_a_use_does_not_raise_more_than_the_bound(self) -> None:
+        driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, num_priority_max=2))
+        fill(driver, chain("abcd"), 0.0)
+        driver.access(trail(priority=90), chain("abc"), 1.0)
+        assert driver.offer(trail(), chain("wxyz"), HOUR_S)[0] == 4
+        driver.check()
+
     def test_a_pool_stays_within_its_quota_and_others_beside_it(self) -> None:
         driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, quotas={"small": 2}))
         small = trail(pool="small")

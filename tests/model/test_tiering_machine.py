@@ -443,6 +443,11 @@ def test_long_walks_end_with_every_job_and_slot_accounted_for(seed: int) -> None
     walk(OneTierMachine() if seed % 3 == 0 else TieringMachine(), seed, 400)
 
 
+@pytest.mark.parametrize("seed", [1094, 1161])
+def test_walks_that_once_led_astray(seed: int) -> None:
+    walk(TieringMachine(), seed, 1_000)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_a_hundred_thousand_steps_stay_clean(seed: int) -> None:

@@ -23,7 +23,7 @@ PHASES = {
 def demo(
     *,
     conversations: Annotated[int, typer.Option(min=1, max=9, help="Conversations.")] = 3,
-    tokens: Annotated[int, typer.Option(min=64, max=1900, help="Tokens a document.")] = 1280,
+    tokens: Annotated[int, typer.Option(min=64, max=1900, help="Tokens a document.")] = 1536,
     turns: Annotated[int, typer.Option(min=2, help="Turns in the first process.")] = 3,
     root: Annotated[Path | None, typer.Option(help="Directory of the fs tier.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where chart and page go.")] = None,
@@ -72,8 +72,8 @@ def _run(model: DemoModel, plan: DemoPlan, console: Console) -> DemoResult:
         "late": plan.num_late_turns,
     }
     columns = (
-        TextColumn("{task.description:24}"),
-        BarColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.fields[last]}"),
@@ -90,9 +90,7 @@ def _run(model: DemoModel, plan: DemoPlan, console: Console) -> DemoResult:
         for phase, cost, so_far in run_demo(model, plan):
             result = so_far
             progress.start_task(tasks[phase])
-            last = (
-                f"{cost.title}: first of {cost.num_prompt_tokens:,} tokens in {cost.ttft_s:.2f} s"
-            )
+            last = f"{cost.title}: {cost.ttft_s:.2f} s"
             progress.update(tasks[phase], advance=1, last=last)
     return result
 

@@ -15,6 +15,7 @@ from kvstrata.cli.demo_run import DemoResult
 from kvstrata.engine.demo_workload import TurnCost
 
 COLORS = {"engine": "#8c8c8c", "primary": "#2a7f62", "fs": "#3d6fb4", "computed": "#d1603d"}
+HEAD = ("turn", "recomputed", "offloaded", "faster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def rounds(result: DemoResult) -> list[Round]:
         is_late = turn >= result.plan.num_turns
         found.append(
             Round(
-                f"turn {turn + 1}" + (", new process" if is_late else ""),
+                f"{turn + 1}" + (", process 2" if is_late else ""),
                 median(compute_s[cost.title, turn] for cost in same),
                 median(cost.ttft_s for cost in same),
                 _add_tokens(same),
@@ -70,9 +71,13 @@ def rounds(result: DemoResult) -> list[Round]:
 def make_table(result: DemoResult) -> Table:
     """Return the table: a row per turn."""
     sources = list(_add_tokens((*result.offloaded, *result.late)))
-    table = Table(title=f"{result.model}: time to first token, and where the prompt came from")
-    for name in ("", "recomputed", "offloaded", "faster", *(f"{s} tokens" for s in sources)):
-        table.add_column(name, justify="left" if not name else "right")
+    table = Table(
+        title=f"{result.model}: time to first token, and the source of prompt tokens",
+        box=None,  # so that it fits into 80 columns
+        pad_edge=False,
+    )
+    for name in (*HEAD, *sources):
+        table.add_column(name, justify="left" if name == HEAD[0] else "right", no_wrap=True)
     for row in rounds(result):
         table.add_row(*_cells(row, sources))
     return table
@@ -85,7 +90,7 @@ def draw_chart(result: DemoResult) -> bytes | None:
     except ImportError:
         return None
     turns = rounds(result)
-    names = [row.title.replace(", ", "\n") for row in turns]
+    names = [f"turn {row.title}".replace(", ", "\n") for row in turns]
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     times, tokens = figure.subplots(1, 2)
     places = range(len(turns))
@@ -104,7 +109,7 @@ def draw_chart(result: DemoResult) -> bytes | None:
     for axes in (times, tokens):
         axes.set_xticks(list(places), names)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
     figure.suptitle(f"kvstrata demo: {result.model}")
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=120)
@@ -114,7 +119,7 @@ def draw_chart(result: DemoResult) -> bytes | None:
 def make_html(result: DemoResult, chart: bytes | None) -> str:
     """Return one self-contained page with chart and table."""
     sources = list(_add_tokens((*result.offloaded, *result.late)))
-    head = ["", "recomputed", "offloaded", "faster", *(f"{s} tokens" for s in sources)]
+    head = [*HEAD, *sources]
     rows = [_cells(row, sources) for row in rounds(result)]
     image = base64.b64encode(chart).decode() if chart else ""
     figure = f'<img alt="chart" src="data:image/png;base64,{image}">' if chart else ""
@@ -132,7 +137,9 @@ td:first-child {{ text-align: left }}
 <p>{html.escape(result.model)}, {result.plan.num_conversations} conversations over documents of
 {result.plan.num_document_tokens} tokens. {verdict} the one generated without offloading.</p>
 {figure}
-<table>{_html_row(head, "th")}{"".join(_html_row(row, "td") for row in rows)}</table>
+<table>
+<caption>Time to first token (median), and prompt tokens by source</caption>
+{_html_row(head, "th")}{"".join(_html_row(row, "td") for row in rows)}</table>
 <p>Moved: {html.escape(moved)}.</p>
 </html>
 """

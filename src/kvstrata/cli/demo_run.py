@@ -156,6 +156,7 @@ def make_offloading_engine(model: DemoModel, plan: DemoPlan) -> Engine:
     manager = build_manager(
         {
             "primary": {"num_chunks": plan.num_chunks},
+            "tokens_per_chunk": TOKENS_PER_BLOCK,
             "tiers": [
                 {
                     "type": "fs",

@@ -4,7 +4,19 @@ import sys
 
 import typer
 
-from kvstrata.cli import bench_engine, bench_fs, bench_manager, check, demo, fs, replay
+from kvstrata.cli import (
+    bench_engine,
+    bench_fs,
+    bench_manager,
+    bench_object,
+    bench_p2p,
+    check,
+    demo,
+    fs,
+    plan,
+    replay,
+    synthesize,
+)
 from kvstrata.core.errors import ConfigError
 
 app = typer.Typer(
@@ -17,11 +29,15 @@ bench = typer.Typer(help="Measure one part, on this machine.", no_args_is_help=T
 app.command()(check.check)
 app.command()(demo.demo)
 app.command()(replay.replay)
+app.command()(plan.plan)
+app.command()(synthesize.synthesize)
 app.add_typer(fs.app, name="fs")
 app.add_typer(bench, name="bench")
 bench.command()(bench_engine.engine)
 bench.command()(bench_fs.fs)
 bench.command()(bench_manager.manager)
+bench.command()(bench_p2p.p2p)
+bench.command("object")(bench_object.bench_object)
 
 
 def main() -> None:

@@ -1,55 +1,148 @@
 """`kvstrata replay`: a request trace through the production manager."""
 
+import dataclasses
 import json
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvstrata.cli.progress import counting
+from kvstrata.cli.trace_options import (
+    AsJson,
+    ChunkBytes,
+    Group,
+    HorizonSeconds,
+    OrderOption,
+    PartialOption,
+    PrefillRate,
+    Sessions,
+    StepSeconds,
+    TokensPerChunk,
+    TracePath,
+)
+from kvstrata.config_sources import load_config
+from kvstrata.core.config import Config
 from kvstrata.core.errors import ConfigError
-from kvstrata.replay.simulate import Order, Partial, ReplayResult, replay_primary
+from kvstrata.core.settings import parse_bytes
+from kvstrata.replay.report import TIER_TITLES, summary_rows, tier_rows, write_html, write_png
+from kvstrata.replay.simulate import MODELLED_CHUNK_BYTES, Order, Partial, replay_primary
+from kvstrata.replay.tiered import Assumptions, as_modelled, replay_config
 from kvstrata.replay.trace import Interleaving, Trace, open_trace
+
+ConfigPath = Annotated[
+    Path | None, typer.Option(help="Settings with tiers, as for a manager; TOML, JSON, YAML.")
+]
+PolicyName = Annotated[
+    str | None, typer.Option(help="Policy (default auto), or min for the offline bound.")
+]
+Share = Annotated[
+    float | None, typer.Option(help="Places as a share of the trace's distinct blocks.")
+]
+Modelled = Annotated[
+    bool, typer.Option("--modelled", help="Replace each tier by a model of the same capacity.")
+]
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="Request trace, plain or gzip.")],
+    trace: TracePath,
     *,
-    policy: Annotated[str, typer.Option(help="Policy, or min for the offline bound.")] = "auto",
+    policy: PolicyName = None,
     num_chunks: Annotated[int | None, typer.Option(min=1, help="Places in the primary.")] = None,
-    share: Annotated[
-        float | None, typer.Option(help="Places as a share of the trace's distinct blocks.")
-    ] = None,
-    order: Annotated[Order | None, typer.Option(help="Order within a request.")] = None,
-    partial: Annotated[
-        Partial | None, typer.Option(help="Whether last blocks that are not full are stored.")
-    ] = None,
-    sessions: Annotated[int | None, typer.Option(help="Sessions to interleave.")] = None,
-    step_s: Annotated[float, typer.Option(help="Seconds between two sessions' starts.")] = 60.0,
-    horizon_s: Annotated[float | None, typer.Option(help="Leave out what comes later.")] = None,
-    group: Annotated[int, typer.Option(min=1, help="Recorded blocks per chunk.")] = 1,
-    tokens_per_chunk: Annotated[
-        int | None, typer.Option(min=1, help="For traces without block hashes.")
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    share: Share = None,
+    order: OrderOption = None,
+    partial: PartialOption = None,
+    sessions: Sessions = None,
+    step_s: StepSeconds = 60.0,
+    horizon_s: HorizonSeconds = None,
+    group: Group = 1,
+    tokens_per_chunk: TokensPerChunk = None,
+    config: ConfigPath = None,
+    modelled: Modelled = False,
+    chunk_bytes: ChunkBytes = None,
+    prefill_tokens_per_s: PrefillRate = None,
+    put_price: Annotated[float, typer.Option(help="Of an object store's write.")] = 5e-6,
+    get_price: Annotated[float, typer.Option(help="Of an object store's read.")] = 4e-7,
+    html: Annotated[Path | None, typer.Option(help="With --config: write a page.")] = None,
+    png: Annotated[Path | None, typer.Option(help="With --config: draw a picture.")] = None,
+    json_output: AsJson = False,
 ) -> None:
-    """Replay a trace, hours of it in seconds, and count what each tier hits and writes."""
-    interleaving = Interleaving(sessions, step_s, horizon_s, group)
-    source = open_trace(trace, interleaving, tokens_per_chunk)
-    result = _with_progress(
-        source, policy, _num_chunks(source, num_chunks, share), order=order, partial=partial
-    )
-    if json_output:
-        print(json.dumps(result.as_json()))
+    """Replay a trace, hours of it in seconds, and count what each tier hits and writes.
+
+    With --num-chunks or --share: the primary alone, without bytes. With --config: the whole manager
+    of these settings; tiers of type "modelled" move no bytes, others do for real.
+    """
+    source = open_trace(trace, Interleaving(sessions, step_s, horizon_s, group), tokens_per_chunk)
+    if config is None:
+        if html or png:
+            raise ConfigError("replay", "--html and --png need --config")
+        size = _num_chunks(source, num_chunks, share)
+        found = _replay_primary(source, policy or "auto", size, order, partial)
     else:
-        _print(trace, result)
+        if any(option is not None for option in (policy, num_chunks, share, order)):
+            raise ConfigError("replay", "with --config, sizes and policy stand in the file")
+        settings = load_config(config)
+        if chunk_bytes is not None:
+            settings = dataclasses.replace(
+                settings, chunk_bytes=parse_bytes(chunk_bytes, "--chunk-bytes")
+            )
+        rate = prefill_tokens_per_s or settings.prefill_tokens_per_s
+        assumptions = Assumptions(rate, put_price, get_price)
+        tiers = _Tiers.MODELLED if modelled else _Tiers.AS_THEY_ARE
+        found = _replay_config(source, settings, tiers, assumptions, partial)
+    title = f"{trace.name}: policy {found['policy']}, {found['num_chunks']:,} chunks"
+    if html:
+        write_html(html, title, found)
+    if png:
+        write_png(png, title, found)
+    if json_output:
+        print(json.dumps(found))
+    else:
+        _print(title, found)
+
+
+class _Tiers(Enum):
+    AS_THEY_ARE = "as they are"
+    MODELLED = "modelled"
+
+
+def _replay_primary(
+    trace: Trace, policy: str, num_chunks: int, order: Order | None, partial: Partial | None
+) -> Mapping[str, Any]:
+    with counting("requests") as progress:
+        return replay_primary(
+            trace, policy, num_chunks, order=order, partial=partial, on_progress=progress
+        ).as_json()
+
+
+def _replay_config(
+    trace: Trace,
+    settings: Config,
+    tiers: _Tiers,
+    assumptions: Assumptions,
+    partial: Partial | None,
+) -> Mapping[str, Any]:
+    chunk_bytes = settings.chunk_bytes or MODELLED_CHUNK_BYTES
+    if tiers is _Tiers.MODELLED:
+        settings = as_modelled(settings, chunk_bytes)
+    with counting("requests") as progress:
+        return replay_config(
+            trace,
+            settings,
+            chunk_bytes,
+            assumptions=assumptions,
+            partial=partial or Partial.SKIP,
+            on_progress=progress,
+        )
 
 
 def _num_chunks(trace: Trace, num_chunks: int | None, share: float | None) -> int:
     if (num_chunks is None) == (share is None):
-        raise ConfigError("replay", "needs exactly one of --num-chunks and --share")
+        raise ConfigError("replay", "needs exactly one of --num-chunks, --share and --config")
     if num_chunks is not None:
         return num_chunks
     assert share is not None
@@ -58,36 +151,20 @@ def _num_chunks(trace: Trace, num_chunks: int | None, share: float | None) -> in
     return max(1, round(share * trace.count_distinct()))
 
 
-def _with_progress(
-    trace: Trace, policy: str, num_chunks: int, *, order: Order | None, partial: Partial | None
-) -> ReplayResult:
-    columns = SpinnerColumn(), TextColumn("{task.completed:,.0f} requests"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("replay", total=None)
-        return replay_primary(
-            trace,
-            policy,
-            num_chunks,
-            order=order,
-            partial=partial,
-            on_progress=lambda done: progress.update(task, completed=done),
-        )
-
-
-def _print(path: Path, result: ReplayResult) -> None:
-    table = Table(title=f"{path.name}: policy {result.policy}, {result.num_chunks:,} chunks")
+def _print(title: str, found: Mapping[str, Any]) -> None:
+    console = Console()
+    table = Table(title=title)
     table.add_column("")
     table.add_column("", justify="right")
-    for title, text in (
-        ("requests", f"{result.requests:,}"),
-        ("trace time", f"{result.seconds:,.0f} s"),
-        ("blocks", f"{result.blocks:,}"),
-        ("hits", f"{result.hits:,}"),
-        ("hit ratio", f"{100 * result.hit_ratio:.2f} %"),
-        ("hit ratio by tokens", f"{100 * result.token_hit_ratio:.2f} %"),
-        ("writes per 100 blocks", f"{result.writes_per_100:.1f}"),
-        ("refused blocks", f"{result.refused:,}"),
-        ("replayed blocks/s", f"{result.accesses_per_s:,.0f}"),
-    ):
-        table.add_row(title, text)
-    Console().print(table)
+    for name, text in summary_rows(found):
+        table.add_row(name, text)
+    console.print(table)
+    if len(found["tiers"]) > 1:
+        columns = Table(title="tiers")
+        columns.add_column("")
+        rows = list(tier_rows(found))
+        for row in rows:
+            columns.add_column(row[0], justify="right")
+        for i, name in enumerate(TIER_TITLES[1:], start=1):
+            columns.add_row(name, *(row[i] for row in rows))
+        console.print(columns)

@@ -1,5 +1,6 @@
 """Time as something that is passed in, so that tests own it."""
 
+import heapq
 import time
 from typing import Protocol
 
@@ -23,3 +24,32 @@ class SystemClock:
 
     now_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)
+
+
+class VirtualClock:
+    """Time that its owner sets, for replays; who needs a later moment leaves an alarm."""
+
+    __slots__ = ("_alarms_s", "at_s")
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.at_s = 0.0
+        self._alarms_s: list[float] = []
+
+    def now_s(self) -> float:
+        """Return seconds since the start."""
+        return self.at_s
+
+    def wall_s(self) -> float:
+        """Return the same: there is no calendar."""
+        return self.at_s
+
+    def set_alarm(self, at_s: float) -> None:
+        """Ask that the time stops at this moment on its way."""
+        heapq.heappush(self._alarms_s, at_s)
+
+    def take_alarm(self, until_s: float) -> float | None:
+        """Return and forget the first moment that was asked for, if it is not after `until_s`."""
+        if self._alarms_s and self._alarms_s[0] <= until_s:
+            return heapq.heappop(self._alarms_s)
+        return None

@@ -1,7 +1,7 @@
 """The tree of settings, frozen: primary, filter, tiers and tenants."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Self
@@ -74,7 +74,10 @@ class TierConfig:
     num_store_tries: int = setting(parse_count(), 2)
     num_failures_max: int = setting(parse_count(), 3)  # jobs in a row before the tier is skipped
     cooldown_s: float = setting(parse_seconds, 10.0)  # until a skipped tier is tried again
-    settings: Mapping[str, Any] = setting(lambda value, _path: value, factory=dict)
+    # Not shown when the configuration is printed: it may hold credentials.
+    settings: Mapping[str, Any] = field(
+        default_factory=dict, repr=False, metadata={"parse": lambda value, _path: value}
+    )
 
     @classmethod
     def parse(cls, raw: object, path: str) -> Self:

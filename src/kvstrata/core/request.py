@@ -60,6 +60,7 @@ class RequestHints:
     max_wait_s: float | None = None
     max_load_tokens: int | None = None
     peer: str | None = None
+    park_for: str | None = None
     session: SessionHint | None = None
     problems: tuple[str, ...] = ()
 
@@ -185,6 +186,7 @@ HINT_PARSERS: Final[Mapping[str, Callable[[object], object]]] = MappingProxyType
         "max_wait_s": _seconds,
         "max_load_tokens": _count,
         "peer": _text,
+        "park_for": _text,
         "session": _session,
     }
 )

@@ -31,6 +31,7 @@ class Stats:
         counters: Totals since start by metric name; they never decrease.
         tiers: One snapshot per secondary tier, by tier name.
         jobs: Copies in flight, oldest first.
+        notes: Facts in words, by name, such as who owns the capacity; never a secret.
         state: "ok", or in one word why not ("open", "full", "read_only", "closed").
     """
 
@@ -38,6 +39,7 @@ class Stats:
     counters: Mapping[str, float] = field(default_factory=dict)
     tiers: Mapping[str, "Stats"] = field(default_factory=dict)
     jobs: Sequence[JobStats] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
     state: str = "ok"
 
     def __getitem__(self, name: str) -> float:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from kvstrata.core.clock import Clock, SystemClock
 from kvstrata.core.events import OffloadingEvent
@@ -36,6 +36,63 @@ class TierEnv:
 DEFAULT_ENV = TierEnv(name="tier", namespace="", clock=SystemClock(), path="tier")
 
 
+class ChunkShelf(Protocol):
+    """What a tier that serves this host's chunks to others is told of the primary.
+
+    The primary tells it of every chunk that can be read or no longer can, and the manager, once a
+    step, keeps leased chunks from leaving. That is a courtesy: a chunk may be withdrawn while it is
+    leased; its reader finds out and throws the copy away.
+
+    Thread: the scheduler's. Blocks: never, no lock in here is held across I/O or a copy.
+    """
+
+    def publish(
+        self,
+        keys: Sequence[OffloadKey],
+        slots: Sequence[int],
+        expires_at_s: float | None = None,
+    ) -> None:
+        """Say that slot `slots[i]` holds chunk `keys[i]`, whole and readable, from now on.
+
+        Until `expires_at_s`, seconds since 1970, if that is given; readers are told of it.
+        """
+        ...
+
+    def withdraw(self, keys: Iterable[OffloadKey]) -> None:
+        """Say that these chunks leave; called before any of their slots may be written again.
+
+        Keys that are not published are ignored.
+        """
+        ...
+
+    def clear(self) -> None:
+        """Withdraw everything."""
+        ...
+
+    def leased(self) -> Collection[OffloadKey]:
+        """Return the chunks that somebody reads now, each one time; bounded in number and time."""
+        ...
+
+    def park(self, keys: Sequence[OffloadKey], reader: str) -> int:
+        """Lease published chunks to a named host until it has fetched them, for a bounded time.
+
+        Returns how many are parked; 0 where there is no room or nothing of it is published.
+        """
+        ...
+
+    def take_wanted(self) -> Sequence[OffloadKey]:
+        """Return chunks that others asked for and that are not published, each one time.
+
+        A manager that asks once a step promotes those that its other tiers hold, and calls `deny`
+        with the rest. One that never asks serves its primary only.
+        """
+        ...
+
+    def deny(self, keys: Iterable[OffloadKey]) -> None:
+        """Say that wanted chunks are nowhere on this host."""
+        ...
+
+
 class SecondaryTierManager(ABC):
     """A store of chunks below the primary. It reads and writes primary slots, never engine memory.
 
@@ -50,6 +107,12 @@ class SecondaryTierManager(ABC):
     is_persistent: bool = False
     """Whether what is stored outlives the process."""
 
+    accepts_stores: bool = True
+    """Whether there is any point in `submit_store`; where not, every store fails at once."""
+
+    shelf: ChunkShelf | None = None
+    """Where a tier that serves this host's chunks to others is told of them; None for most."""
+
     @classmethod
     def from_config(cls, slots: SlotView, settings: Mapping[str, Any], env: TierEnv) -> Self:
         """Make a tier from its settings; the default passes them as keyword arguments.
@@ -61,6 +124,16 @@ class SecondaryTierManager(ABC):
         """
         del env
         return cls(slots, **settings)  # type: ignore[call-arg]
+
+    @classmethod
+    def num_chunks_max(cls, settings: Mapping[str, Any], chunk_bytes: int, path: str) -> int | None:
+        """Return how many chunks a tier with these settings holds when full; None for no limit.
+
+        Raises:
+            ConfigError: A setting is wrong; the text starts with `path`.
+        """
+        del settings, chunk_bytes, path
+        return None
 
     @abstractmethod
     def lookup(self, key: OffloadKey, ctx: ReqContext) -> LookupResult:

@@ -23,7 +23,8 @@ from kvstrata.engine.request import GREEDY, Request, Sampling
 from kvstrata.engine.sampling import sample
 from kvstrata.engine.scheduler import DEFAULT_LIMITS, Scheduler, SchedulerLimits, StepPlan
 
-IDLE_WAIT_S = 0.05
+LOAD_WAIT_S = 0.05
+TIER_POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +179,10 @@ class Engine:
         self.worker.start_loads(message)  # 6
         next_tokens = self._compute(plan)
         self.worker.start_stores(message)  # 7: this step's blocks are filled
-        if not plan.runs:
-            self.worker.wait_for_results(IDLE_WAIT_S)
+        if not plan.runs and self._scheduler.is_loading:
+            self.worker.wait_for_results(LOAD_WAIT_S)
+        elif not plan.runs:
+            time.sleep(TIER_POLL_S)  # stores end, or a tier brings what a request waits for
         over = self._finish(plan, next_tokens)
         for outcome in self.connector.update_connector_output([self.worker.take_output()]):  # 8
             self._scheduler.finish_load(outcome)

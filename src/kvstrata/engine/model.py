@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstrata.engine.attention import attention, gather, tile_start
-from kvstrata.engine.rows import Array, matmul
+from kvstrata.engine.attention import ATTENTION_TILE_TOKENS, attention, gather, tile_start
+from kvstrata.engine.rows import TILE_ROWS, Array, is_usable_tile, matmul
 
 if TYPE_CHECKING:
     from kvstrata.engine.parallel import Meeting, StepThreads
 
-PART_TOKENS_MIN = 16
+PART_TOKENS_MIN = 32
 NULL_BLOCK = 0
 """Stands in a block table where a sliding window has passed; it is never read nor written."""
 
@@ -141,6 +141,17 @@ class Transformer:
         }
         half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
         self._frequencies = config.rope_theta**-half
+        self._try_tiles()
+
+    def _try_tiles(self) -> None:
+        """Try every tile now, so that the first request does not pay for it."""
+        dim, tile = self.config.head_dim, ATTENTION_TILE_TOKENS
+        w = self.weights.layers[0]
+        kinds = [(*m.shape, False) for m in (w.qkv, w.output, w.gate_up, w.down)]
+        for k, n, transposed in (*kinds, (dim, tile, True), (tile, dim, False)):
+            for height in TILE_ROWS:
+                is_usable_tile(k, n, height, transposed=transposed)
+        is_usable_tile(*self.weights.head.shape, TILE_ROWS[0], transposed=False)
 
     def forward(self, segments: Sequence[Segment], kv: PagedKV) -> Array:
         """Compute the segments and return the logits of each one's last token.

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from threadpoolctl import threadpool_limits
 
-from kvstrata.engine.rows import usable_tiles
+from kvstrata.engine.rows import is_usable_tile
 
 Part = TypeVar("Part")
 
@@ -32,7 +32,7 @@ class StepThreads:
         """Start threads when they are first needed."""
         self.num_threads = num_threads
         threadpool_limits(limits=1, user_api="blas")
-        usable_tiles.cache_clear()  # tried with other threads
+        is_usable_tile.cache_clear()  # tried with other threads
         self._pool = ThreadPoolExecutor(num_threads, "kvstrata-step")
 
     def run(self, parts: Sequence[Part], compute: Callable[[Part, Meeting], Any]) -> list[Any]:

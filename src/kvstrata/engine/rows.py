@@ -10,7 +10,8 @@ time its tiles are tried: heights whose rows are not bit for bit those of the re
 every position in the tile, are not used.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 
 REFERENCE_ROWS = 16
-TILE_ROWS = (256, 64, 32, 16, 8, 4)
+TILE_ROWS = (4, 8, 16, 32, 64, 128, 256)
+PADDED_SHARE_MIN = 0.6
 
 
 def matmul(x: Array, w: Array) -> Array:
@@ -30,40 +32,46 @@ def matmul(x: Array, w: Array) -> Array:
     """
     rows, k = x.shape[-2:]
     n = w.shape[-1]
+    is_usable = partial(is_usable_tile, k, n, transposed=w.strides[-1] != w.itemsize)
     lead = np.broadcast_shapes(x.shape[:-2], w.shape[:-2])
     out = np.empty((*lead, rows, n), dtype=np.float32)
     at = 0
-    for height in usable_tiles(k, n, transposed=w.strides[-1] != w.itemsize):
-        while rows - at >= height:
-            np.matmul(x[..., at : at + height, :], w, out=out[..., at : at + height, :])
-            at += height
-    if at < rows:  # only fewer rows than the lowest tile are left
-        padded = np.zeros((*x.shape[:-2], height, k), dtype=np.float32)
-        padded[..., : rows - at, :] = x[..., at:, :]
-        out[..., at:, :] = np.matmul(padded, w)[..., : rows - at, :]
+    while at < rows:
+        height = _next_height(rows - at, is_usable)
+        count = min(height, rows - at)
+        part = x[..., at : at + count, :]
+        if count == height:
+            np.matmul(part, w, out=out[..., at : at + count, :])
+        else:
+            padded = np.zeros((*x.shape[:-2], height, k), dtype=np.float32)
+            padded[..., :count, :] = part
+            out[..., at : at + count, :] = np.matmul(padded, w)[..., :count, :]
+        at += count
     return out
 
 
-@cache
-def usable_tiles(k: int, n: int, *, transposed: bool) -> tuple[int, ...]:
-    """Return the tile heights, highest first, that agree for products of this kind.
+def _next_height(rows: int, is_usable: Callable[[int], bool]) -> int:
+    """Choose a tile for the next of so many rows: a pass over the matrix costs some rows, too."""
+    above = next((h for h in TILE_ROWS if h >= rows and is_usable(h)), None)
+    if above is not None and rows > PADDED_SHARE_MIN * above:
+        return above
+    below = next((h for h in reversed(TILE_ROWS) if h < rows and is_usable(h)), None)
+    return below or above or 1
 
-    Single rows are the answer where even the reference tile depends on positions.
+
+@cache
+def is_usable_tile(k: int, n: int, height: int, *, transposed: bool) -> bool:
+    """Say whether tiles of this height give the rows of the reference tile, at every position.
+
+    Where even the reference tile depends on positions none is usable, and rows go one by one.
     """
     random = np.random.default_rng(k * 65537 + n)
     x = random.standard_normal((REFERENCE_ROWS, k), dtype=np.float32)
     w = random.standard_normal((n, k) if transposed else (k, n), dtype=np.float32)
     w = w.T if transposed else w
     expected = x @ w
-    if not _agrees(REFERENCE_ROWS, x, w, expected):
-        return (1,)
-    return tuple(height for height in TILE_ROWS if _agrees(height, x, w, expected))
-
-
-def _agrees(height: int, x: Array, w: Array, expected: Array) -> bool:
-    """Say whether each row of `x` gives its expected row at other positions in a tile."""
-    for shift in range(0, REFERENCE_ROWS, min(height, 5)):
-        order = (np.arange(height) + shift) % REFERENCE_ROWS
-        if not np.array_equal(x[order] @ w, expected[order]):
-            return False
-    return True
+    shifts = (0, 5) if height >= REFERENCE_ROWS else range(0, REFERENCE_ROWS, height)
+    orders = [(np.arange(height) + shift) % REFERENCE_ROWS for shift in shifts]
+    if not all(np.array_equal(x[order] @ w, expected[order]) for order in orders):
+        return False
+    return height == REFERENCE_ROWS or is_usable_tile(k, n, REFERENCE_ROWS, transposed=transposed)

@@ -88,6 +88,11 @@ class Scheduler:
         """Whether any request is not over, or holds blocks for a load."""
         return bool(self._waiting or self._running or self._loading)
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether the connector fills blocks at present."""
+        return bool(self._loading)
+
     def add(self, request: Request) -> None:
         """Take a new request.
 

@@ -1,8 +1,7 @@
 """Adaptive replacement (ARC): balances what was used once against what was used again."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from typing_extensions import override
 
@@ -13,12 +12,12 @@ _ONCE, _OFTEN = 0, 1  # indices of the lists: T1 and T2, and of their ghosts, B1
 
 
 class _Turn:
-    """What the policy remembers of a request: ghosts that it brings back, and its last use."""
+    """What the policy remembers of a request: where its new chunks go, and its last use."""
 
-    __slots__ = ("at_s", "ghosts")
+    __slots__ = ("at_s", "place")
 
     def __init__(self, at_s: float) -> None:
-        self.ghosts: Collection[OffloadKey] = ()
+        self.place = _ONCE
         self.at_s = at_s
 
 
@@ -34,60 +33,117 @@ class _Standing:
 
 
 class _Batch:
-    """Ghosts that came together, the last to be forgotten first; `num_gone` came back."""
+    """Ghosts that left together, in prefix order: their keys as one text, all equally long."""
 
-    __slots__ = ("keys", "num_gone", "place")
+    __slots__ = ("first", "num_keys", "place", "text", "width")
 
     def __init__(self, place: int, keys: list[OffloadKey]) -> None:
         self.place = place
-        self.keys = keys
-        self.num_gone = 0
+        self.first: bytes = keys[0]  # the key it is found by
+        self.num_keys = len(keys)
+        self.width = len(keys[0])
+        self.text = b"".join(keys)
+
+    def num_common(self, keys: Sequence[OffloadKey]) -> int:
+        """Return how many of its keys, from the first on, are those of a path."""
+        text, width = self.text, self.width
+        if b"".join(keys[: self.num_keys]) == text:
+            return self.num_keys
+        for i, key in enumerate(keys[: self.num_keys]):
+            if text[i * width : (i + 1) * width] != key:
+                return i
+        return min(len(keys), self.num_keys)
+
+
+_Found = list[tuple[int, int, _Batch]]
+"""Where ghosts begin in a path, how many they are, and their batch."""
 
 
 class _Ghosts:
-    """Keys of chunks that were evicted from the two lists, the oldest forgotten first."""
+    """Chunks that were evicted from the two lists, the oldest forgotten first.
+
+    What left together came from one path and comes back along it, so a batch is found by its first
+    key; ghosts cost next to nothing for each chunk.
+    """
 
     def __init__(self) -> None:
-        self.batch_of: dict[OffloadKey, _Batch] = {}
+        self.batch_of: dict[bytes, _Batch] = {}
         self.sizes = [0, 0]
         self._queues: tuple[deque[_Batch], deque[_Batch]] = (deque(), deque())
 
     def add(self, place: int, keys: list[OffloadKey]) -> None:
         """Remember evicted chunks, in prefix order: the last one left first."""
         batch = _Batch(place, keys)
-        self.batch_of.update(dict.fromkeys(keys, batch))
+        if len(batch.text) != len(keys) * batch.width:  # not equally long: each on its own
+            for key in reversed(keys):
+                self.add(place, [key])
+            return
+        self.batch_of[keys[0]] = batch
         self._queues[place].append(batch)
         self.sizes[place] += len(keys)
 
-    def pull(self, keys: Collection[OffloadKey]) -> None:
-        """Forget ghosts that come back."""
-        for key in keys:
-            batch = self.batch_of.pop(key)
-            batch.num_gone += 1
-            self.sizes[batch.place] -= 1
+    def find(self, keys: list[OffloadKey]) -> _Found:
+        """Return the ghosts on a path, of which nothing is stored."""
+        found: _Found = []
+        batch_of, at = self.batch_of, 0
+        while at < len(keys):
+            batch = batch_of.get(keys[at])
+            if batch is None:
+                rest = keys[at:] if at else keys
+                if batch_of.keys().isdisjoint(rest):
+                    break
+                at += next(i for i, key in enumerate(rest) if key in batch_of)
+            else:
+                count = batch.num_common(keys[at:])
+                found.append((at, count, batch))
+                at += count
+        return found
+
+    def pull(self, found: _Found, num_keys: int) -> int:
+        """Forget those of the ghosts that are among the first keys of the path; count them."""
+        num_pulled = 0
+        for start, count, batch in found:
+            count = min(count, num_keys - start)  # noqa: PLW2901
+            if count <= 0:
+                break
+            num_pulled += count
+            self.sizes[batch.place] -= count
+            if self.batch_of.get(batch.first) is batch:
+                del self.batch_of[batch.first]
+            batch.num_keys -= count
+            batch.text = batch.text[count * batch.width :]
+            batch.first = batch.text[: batch.width]
+            if batch.num_keys:
+                self.batch_of[batch.first] = batch
+        return num_pulled
 
     def trim(self, place: int, num_max: int) -> None:
         """Forget the oldest ghosts of a list beyond a number."""
+        num_over = self.sizes[place] - max(0, num_max)
+        if num_over <= 0:
+            return
+        self.sizes[place] -= num_over
         queue, batch_of = self._queues[place], self.batch_of
-        while (num_over := self.sizes[place] - max(0, num_max)) > 0:
+        while num_over:
             batch = queue[0]
-            if batch.num_gone:
-                batch.keys = [key for key in batch.keys if batch_of.get(key) is batch]
-                batch.num_gone = 0
-            oldest = batch.keys[-num_over:]
-            for key in oldest:
-                del batch_of[key]
-            del batch.keys[-num_over:]
-            self.sizes[place] -= len(oldest)
-            if not batch.keys:
+            if batch.num_keys <= num_over:
+                num_over -= batch.num_keys
+                if batch_of.get(batch.first) is batch:
+                    del batch_of[batch.first]
                 queue.popleft()
+            else:
+                batch.num_keys -= num_over
+                batch.text = batch.text[: batch.num_keys * batch.width]
+                num_over = 0
 
     def check(self) -> None:
         """Assert every invariant."""
-        assert sum(self.sizes) == len(self.batch_of)
         for place, queue in enumerate(self._queues):
-            live = [k for b in queue for k in b.keys if self.batch_of.get(k) is b]
-            assert len(live) == self.sizes[place]
+            assert self.sizes[place] == sum(batch.num_keys for batch in queue)
+            assert all(len(batch.text) == batch.num_keys * batch.width for batch in queue)
+        for first, batch in self.batch_of.items():
+            assert batch.first == first
+            assert batch in self._queues[batch.place]
 
 
 class ArcPolicy(EvictionPolicy):
@@ -115,7 +171,7 @@ class ArcPolicy(EvictionPolicy):
         now_s: float,
     ) -> None:
         turn = self._turn_of(trail, now_s)
-        turn.at_s = now_s
+        turn.at_s, turn.place = now_s, _ONCE
         self._use(turn, runs)
 
     def _use(self, turn: _Turn, runs: Sequence[Run]) -> None:
@@ -136,35 +192,37 @@ class ArcPolicy(EvictionPolicy):
     def admit(
         self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
-        turn, ghosts = self._turn_of(trail, now_s), self._ghosts
-        turn.ghosts = ()
-        if not ghosts.batch_of.keys().isdisjoint(keys):
-            turn.ghosts = dict.fromkeys(filter(ghosts.batch_of.__contains__, keys))
-            self._adapt(turn.ghosts)
+        turn, ghosts, num_keys = self._turn_of(trail, now_s), self._ghosts, len(keys)
+        found = ghosts.find(keys if isinstance(keys, list) else list(keys))
+        num_ghosts = 0
+        if found:
+            num_ghosts = sum([count for _, count, _ in found])
+            self._adapt(found)
         victims: list[Victim] = []
-        num_found, num_missing = 0, len(keys) - num_free
+        num_admitted, num_missing = num_keys, num_keys - num_free
         if num_missing > 0:
-            num_once = self._sizes[_ONCE] + len(keys) - len(turn.ghosts) - int(self._once_target)
-            victims = self._choose(num_missing, num_once, trail.runs)
-            num_found = sum([count for _, count in victims])
+            num_once = self._sizes[_ONCE] + num_keys - num_ghosts - int(self._once_target)
+            victims, num_found = self._choose(num_missing, num_once, trail.runs)
             self._bury(victims)
-        num_admitted = min(len(keys), num_free + num_found)
-        if turn.ghosts:
-            admitted = set(keys[:num_admitted])
-            turn.ghosts = [key for key in turn.ghosts if key in admitted]
-            ghosts.pull(turn.ghosts)
-        num_once, num_often = self._sizes
-        num_once += num_admitted - len(turn.ghosts)
-        ghosts.trim(_ONCE, self.capacity - num_once)
-        ghosts.trim(_OFTEN, 2 * self.capacity - num_once - num_often - ghosts.sizes[_ONCE])
+            num_admitted = num_free + num_found
+        if found:
+            num_ghosts = ghosts.pull(found, num_admitted)
+        turn.place = _OFTEN if 2 * num_ghosts > num_admitted else _ONCE
+        self._trim(num_admitted - num_ghosts)
         return Admission(num_admitted, victims)
 
-    def _adapt(self, keys: Collection[OffloadKey]) -> None:
+    def _trim(self, num_new: int) -> None:
+        """Keep tracked chunks, so many new ones, and ghosts within twice the capacity."""
+        ghosts, (num_once, num_often) = self._ghosts, self._sizes
+        num_once += num_new
+        ghosts.trim(_ONCE, self.capacity - num_once)
+        ghosts.trim(_OFTEN, 2 * self.capacity - num_once - num_often - ghosts.sizes[_ONCE])
+
+    def _adapt(self, found: _Found) -> None:
         """Shift the balance towards the list whose ghosts are asked for."""
         num_once, num_often = self._ghosts.sizes
-        for place, group in groupby(self._ghosts.batch_of[key].place for key in keys):
-            num = len(list(group))
-            if place == _ONCE:
+        for _, num, batch in found:
+            if batch.place == _ONCE:
                 self._once_target += num * max(1.0, num_often / num_once)
             else:
                 self._once_target -= num * max(1.0, num_once / num_often)
@@ -172,32 +230,37 @@ class ArcPolicy(EvictionPolicy):
 
     def _bury(self, victims: list[Victim]) -> None:
         """Turn victims into ghosts."""
+        sizes, add = self._sizes, self._ghosts.add
         for run, count in victims:
-            standing = run.state
+            standing, keys = run.state, run.keys
             assert isinstance(standing, _Standing)
-            place = standing.place
-            left = len(run.keys) - count
-            self._sizes[place] -= standing.size - left
-            standing.size = left
-            self._ghosts.add(place, run.keys[-count:])
-            if not left:
+            place, left = standing.place, len(keys) - count
+            sizes[place] -= standing.size - left
+            if left:
+                standing.size = left
+                add(place, keys[-count:])
+            else:
+                add(place, keys)
                 self._lists[place].remove(run)
                 run.state = None
 
-    def _choose(self, count: int, num_once: int, kept: Sequence[Run]) -> list[Victim]:
-        """Name victims: up to `num_once` of those used once, then others, then any."""
+    def _choose(self, count: int, num_once: int, kept: Sequence[Run]) -> tuple[list[Victim], int]:
+        """Name victims, and count them: up to `num_once` used once, then others, then any."""
         num_once = min(count, max(0, num_once))
-        once, num_found = self._oldest(_ONCE, num_once, kept)
-        often, num_more = self._oldest(_OFTEN, count - num_found, kept)
-        if num_found == num_once and num_found + num_more < count:
-            once, _ = self._oldest(_ONCE, count - num_more, kept)
-        return once + often
+        victims, num_found = self._oldest(_ONCE, num_once, kept)
+        if num_found < count:
+            often, num_more = self._oldest(_OFTEN, count - num_found, kept)
+            if num_found == num_once and num_found + num_more < count:
+                victims, num_found = self._oldest(_ONCE, count - num_more, kept)
+            victims += often
+            num_found += num_more
+        return victims, num_found
 
     def _oldest(self, place: int, count: int, kept: Sequence[Run]) -> tuple[list[Victim], int]:
         """Name up to `count` chunks of a list that may leave, the oldest first, and how many."""
         victims: list[Victim] = []
         run, num_left = self._lists[place].oldest, count
-        while run is not None and num_left:
+        while num_left and run is not None:
             if not run.num_holds and run.owner is None and run not in kept:
                 num_taken = min(num_left, len(run.keys))
                 victims.append((run, num_taken))
@@ -208,15 +271,21 @@ class ArcPolicy(EvictionPolicy):
     @override
     def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
         turn = self._turn_of(trail, now_s)
-        num_ghosts = sum([key in turn.ghosts for key in run.keys]) if turn.ghosts else 0
-        place = _OFTEN if 2 * num_ghosts > len(run.keys) else _ONCE
-        run.state = _Standing(place, len(run.keys), turn)
+        place, size = turn.place, len(run.keys)
+        run.state = _Standing(place, size, turn)
         self._lists[place].add_youngest(run)
-        self._sizes[place] += len(run.keys)
-        together = [r for r in trail.runs if isinstance(r.state, _Standing)]
-        if turn.at_s < now_s or any(r.state.place == place for r in together):  # type: ignore[attr-defined]
-            turn.at_s = now_s
-            self._use(turn, together)
+        self._sizes[place] += size
+        if sum(self._sizes) + sum(self._ghosts.sizes) > 2 * self.capacity:
+            self._trim(0)  # a run that was moved here was not admitted
+        if trail.runs:
+            together, num_alike = [], 0
+            for used in trail.runs:
+                if isinstance(used.state, _Standing):
+                    together.append(used)
+                    num_alike += used.state.place == place
+            if num_alike or turn.at_s < now_s:
+                turn.at_s = now_s
+                self._use(turn, together)
 
     @override
     def split(self, head: Run, tail: Run) -> None:
@@ -239,7 +308,8 @@ class ArcPolicy(EvictionPolicy):
 
     @override
     def choose(self, count: int) -> Sequence[Victim]:
-        return self._choose(count, self._sizes[_ONCE] - int(self._once_target), ())
+        victims, _ = self._choose(count, self._sizes[_ONCE] - int(self._once_target), ())
+        return victims
 
     @override
     def remove(self, run: Run) -> None:
@@ -265,7 +335,7 @@ class ArcPolicy(EvictionPolicy):
         super().check()
         self._ghosts.check()
         assert 0 <= self._once_target <= self.capacity
-        assert sum(self._sizes) + len(self._ghosts.batch_of) <= 2 * self.capacity
+        assert sum(self._sizes) + sum(self._ghosts.sizes) <= 2 * self.capacity
         for place, queue in enumerate(self._lists):
             size = 0
             for run in queue.check():

@@ -167,26 +167,27 @@ class VictimWalk:
     def _find_fronts(self, classes: Iterable[int]) -> None:
         """Find the first run of each queue that may leave; one loop, as it runs for every store."""
         heaps, fronts, children_of = self._queues.heaps, self._fronts, self._num_children
+        rates, now_s, aside, kept = self._rates, self._now_s, self._aside, self._kept
         for class_idx in classes:
             heap = heaps[class_idx]
-            fronts.pop(class_idx, None)
+            if class_idx in fronts:
+                del fronts[class_idx]
             while heap:
                 seq, number, run = heap[0]
                 standing = run.state
-                num_children = children_of.get(run, run.num_children)
                 if (
-                    num_children
-                    or not isinstance(standing, Standing)
+                    not isinstance(standing, Standing)
                     or standing.seq != seq
-                    or run in self._aside
+                    or (children_of.get(run, run.num_children) if children_of else run.num_children)
+                    or (aside and run in aside)
                 ):
                     self._queues.pop(class_idx)
-                elif run.num_holds or run.owner is not None or run in self._kept:
-                    self._aside.add(run)
+                elif run.num_holds or run.owner is not None or run in kept:
+                    aside.add(run)
                     self._queues.pop(class_idx)
                 else:
-                    age = bisect_right(EDGES_S, self._now_s - run.used_s) - 1
-                    fronts[class_idx] = (self._rates[class_idx][age], seq, number, run)
+                    age = bisect_right(EDGES_S, now_s - run.used_s) - 1
+                    fronts[class_idx] = (rates[class_idx][age], seq, number, run)
                     break
 
     def take(self, run: Run, num_chunks: int) -> int:

@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Final
 
 from typing_extensions import override
@@ -30,15 +29,18 @@ class _Turn:
         num_counted: Of the chunks from a root on, how many this request's use was counted for.
         refused: The first chunk that was not stored for it; None if there is none.
         at_s: When it used its chunks last.
+        path: Chunks that were not tracked when it asked last, and `uses`, in stretches, of these.
     """
 
-    __slots__ = ("at_s", "first_class", "num_counted", "refused")
+    __slots__ = ("at_s", "first_class", "num_counted", "path", "refused", "uses")
 
     def __init__(self, at_s: float) -> None:
         self.first_class = 0
         self.num_counted: dict[OffloadKey, int] = {}
         self.refused: OffloadKey | None = None
         self.at_s = at_s
+        self.path: Sequence[OffloadKey] = ()
+        self.uses: list[tuple[int, int, int]] = []
 
 
 class HazardPolicy(EvictionPolicy):
@@ -99,9 +101,15 @@ class HazardPolicy(EvictionPolicy):
             missing = _missing(keys, runs, num_covered)
             found += [
                 (end - start, turn.first_class + _KIND_OF_USES[uses])
-                for start, end, uses in self._counts.runs(missing)
+                for start, end, uses in self._uses_of(turn, missing)
             ]
             self._sample(keys, found)
+
+    def _uses_of(self, turn: _Turn, keys: Sequence[OffloadKey]) -> list[tuple[int, int, int]]:
+        """Return the uses of chunks in stretches; a request asks for the same ones repeatedly."""
+        if turn.path != keys:
+            turn.path, turn.uses = list(keys), list(self._counts.runs(keys))
+        return turn.uses
 
     def _begin_turn(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> _Turn:
         curves, now_s, group = self._curves, self._now_s, 0
@@ -123,11 +131,16 @@ class HazardPolicy(EvictionPolicy):
 
     def _sample(self, keys: Sequence[OffloadKey], found: list[tuple[int, int]]) -> None:
         """Watch one chunk for each stretch of chunks of one class."""
-        end = 0
-        for class_idx, alike in groupby(found, lambda item: item[1]):
-            length = sum([num for num, _ in alike])
-            end += length
-            self._curves.sample(keys[end - 1], class_idx, length, self._now_s)
+        if not self._curves.is_sampling:
+            return
+        end, last = 0, len(found) - 1
+        length = 0
+        for i, (num, class_idx) in enumerate(found):
+            length += num
+            if i == last or found[i + 1][1] != class_idx:
+                end += length
+                self._curves.sample(keys[end - 1], class_idx, length, self._now_s)
+                length = 0
 
     @override
     def admit(
@@ -141,7 +154,7 @@ class HazardPolicy(EvictionPolicy):
             return Admission(0, (), is_refusal=True)  # of no use without the one before
         walk = VictimWalk(self._queues, self._value.rates, now_s, trail.runs)
         num_admitted, num_left, is_refusal = 0, num_free, False
-        for start, end, uses in self._counts.runs(keys):
+        for start, end, uses in self._uses_of(turn, keys):
             num_wanted = end - start
             if num_wanted > num_left:
                 class_idx = turn.first_class + _KIND_OF_USES[uses]
@@ -200,9 +213,14 @@ class HazardPolicy(EvictionPolicy):
                 if isinstance(used.state, Standing):
                     self._queues.use(used, used.state, used.state.class_idx)
                     used.used_s = now_s
-        _, uses = max((end - start, uses) for start, end, uses in self._counts.runs(run.keys))
+        uses = self._most_uses(turn, run.keys)
         run.used_s = now_s
         self._queues.add(run, uses, turn.first_class + _KIND_OF_USES[uses])
+
+    def _most_uses(self, turn: _Turn, keys: Sequence[OffloadKey]) -> int:
+        """Return how many uses the longest stretch of these chunks has."""
+        stretches = self._uses_of(turn, keys)
+        return max([(end - start, uses) for start, end, uses in stretches])[1]
 
     @override
     def split(self, head: Run, tail: Run) -> None:

@@ -106,31 +106,37 @@ class PartitionedPolicy(EvictionPolicy):
         self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
         pool, priority, num_wanted = trail.pool, trail.priority, len(keys)
-        victims: list[Victim] = []
+        taken: list[Victim] = []
         if pool is not None and pool in self._quotas:
             num_over = self._num_used.get(pool, 0) + num_wanted - self._quotas[pool]
             own = [part for part in self._parts if part[0] == pool and part[1] <= priority]
-            victims = self._take(own, num_over)
-            num_wanted -= max(0, num_over - _num_chunks(victims))
+            taken += self._take(own, num_over)
+            num_wanted -= max(0, num_over - _num_chunks(taken))
         lower = [part for part in self._parts if part[1] < priority]
-        victims += self._take(lower, num_wanted - num_free - _num_chunks(victims))
-        num_free += _num_chunks(victims)
+        taken += self._take(lower, num_wanted - num_free - _num_chunks(taken))
+        num_free += _num_chunks(taken)
         own_part = self._part(pool, priority)
         answer = own_part.admit(trail, keys[: max(0, num_wanted)], num_free, now_s)
         for run, count in answer.victims:
             self._count(run, -count)
-        victims += answer.victims
+        victims = [*taken, *answer.victims]
         num_admitted = answer.num_admitted
         if num_admitted < num_wanted and not answer.is_refusal:
             peers = [part for part in self._parts if part[1] == priority and part[0] != pool]
             more = self._take(peers, num_wanted - num_admitted)
             num_admitted += _num_chunks(more)
             victims += more
+            taken += more
+        self._forget(taken)
         is_refusal = answer.is_refusal or num_wanted < len(keys)
         return Admission(num_admitted, victims, is_refusal)
 
     def _take(self, parts: list[Partition], count: int) -> list[Victim]:
-        """Choose victims and forget them: lowest class first, then the fullest pool."""
+        """Choose victims, lowest class first, then the fullest pool; hold them until `_forget`.
+
+        An inner policy that forgets a run at once would look for its parent among those that may
+        leave, while the run is still there.
+        """
         victims: list[Victim] = []
         for partition in sorted(parts, key=self._rank):
             if count <= 0:
@@ -140,9 +146,14 @@ class PartitionedPolicy(EvictionPolicy):
                 victims.append((run, num_chunks))
                 count -= num_chunks
                 self._count(run, -num_chunks)
-                if num_chunks == len(run.keys):
-                    part.remove(run)
+                run.num_holds += 1
         return victims
+
+    def _forget(self, victims: Sequence[Victim]) -> None:
+        for run, num_chunks in victims:
+            run.num_holds -= 1
+            if num_chunks == len(run.keys):
+                self._parts[run.pool, run.priority].remove(run)
 
     def _rank(self, partition: Partition) -> tuple[int, float]:
         pool, priority = partition

@@ -95,6 +95,11 @@ class ReuseCurves:
         return len(self._times_s) + len(self._staged)
 
     @property
+    def is_sampling(self) -> bool:
+        """Whether the request in hand is one of those that are sampled."""
+        return self._num_requests % self._stride == 0
+
+    @property
     def num_marks(self) -> int:
         """Chunks that are remembered here."""
         return len(self._marks)
@@ -129,12 +134,12 @@ class ReuseCurves:
 
     def sample(self, key: OffloadKey, class_idx: int, weight: int, now_s: float) -> None:
         """Watch a chunk that is used now; it stands for `weight` chunks of its class."""
-        if self._num_requests % self._stride:
+        if not self.is_sampling:
             return
         mark = self._marks.get(key)
         if mark is None:
             mark = self._marks[key] = Mark()
-        mark.number = self._first + self.num_in_flight
+        mark.number = self._first + len(self._times_s) + len(self._staged)
         self._staged.append((now_s, class_idx, float(weight)))
 
     def update_if_due(self, now_s: float) -> bool:
@@ -148,12 +153,13 @@ class ReuseCurves:
         return True
 
     def _take_staged(self) -> None:
-        times_s, classes, weights = zip(*self._staged, strict=True) if self._staged else ((),) * 3
-        self._times_s = np.append(self._times_s, times_s)
-        self._classes = np.append(self._classes, np.array(classes, dtype=np.int64))
-        self._weights = np.append(self._weights, weights)
-        self._ages_s = np.append(self._ages_s, np.full(len(self._staged), np.inf))
-        self._staged.clear()
+        if self._staged:
+            staged = np.array(self._staged)
+            self._times_s = np.concatenate([self._times_s, staged[:, 0]])
+            self._classes = np.concatenate([self._classes, staged[:, 1].astype(np.int64)])
+            self._weights = np.concatenate([self._weights, staged[:, 2]])
+            self._ages_s = np.concatenate([self._ages_s, np.full(len(staged), np.inf)])
+            self._staged.clear()
         if self._closed:
             numbers, used_s = zip(*self._closed, strict=True)
             places = np.array(numbers) - self._first
@@ -199,7 +205,7 @@ class ReuseCurves:
             self._passed = (self._passed + 1) // 2
         elif self._stride > 1 and len(self._times_s) < self._num_samples_max // 4:
             self._stride //= 2
-        num_max = 2 * self._num_samples_max
+        num_max = 5 * self._num_samples_max // 4
         if len(self._marks) > num_max:
             items = list(self._marks.items())
             for _, mark in items[: num_max // 2]:

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from kvstrata.core.keys import OffloadKey
 
-_CELLS_PER_CHUNK: Final = 8
+_CELLS_PER_CHUNK: Final = 4
 _COUNT_BITS: Final = 4
 _COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
 
@@ -16,7 +16,7 @@ class UseCounts:
     """Counts up to 15 by a checksum of the key; a chunk whose cell is taken over counts anew.
 
     One cell of four bytes holds one chunk, the newer of those that fall into it, and enough of its
-    checksum to tell it from most others. So memory is fixed at 32 to 64 bytes a chunk of capacity,
+    checksum to tell it from most others. So memory is fixed at 16 to 32 bytes a chunk of capacity,
     keys are not kept alive, and old chunks are forgotten by themselves.
     """
 

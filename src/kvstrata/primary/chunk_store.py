@@ -4,14 +4,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from kvstrata.core.clock import Clock
 from kvstrata.core.errors import ContractError
 from kvstrata.core.events import PRIMARY_MEDIUM, EventKind, OffloadingEvent, RemovalReason
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import EvictionPolicy, RequestTrail, Run
+from kvstrata.core.policy import EvictionPolicy, RequestTrail, Run, Victim
 from kvstrata.primary.retention import Expiry
 from kvstrata.primary.run_table import Held, RunTable, Settled
+
+if TYPE_CHECKING:
+    from kvstrata.core.tier import ChunkShelf
 
 Removed = Callable[[Sequence[OffloadKey], RemovalReason], None]
 
@@ -59,6 +63,8 @@ class ChunkStore:
         self._events: deque[OffloadingEvent] = deque(maxlen=limits.num_events_max)
         self.on_removed: Removed = self.note_removed
         """Called with chunks that just left, their slots already free; may be replaced."""
+        self.shelves: list[ChunkShelf] = []
+        """Told of every chunk that can be loaded or no longer can, before its slot is reused."""
 
     def _on_split(self, head: Run, tail: Run) -> None:
         self.policy.split(head, tail)
@@ -76,12 +82,7 @@ class ChunkStore:
         if trail.runs:
             trail.runs = _with_heads(trail.runs)
         num_admitted, victims, is_refusal = self.policy.admit(trail, keys, table.num_free, now_s)
-        evicted: list[OffloadKey] = []
-        for run, count in victims:
-            evicted += table.cut_tail(run, count)
-        if evicted:
-            self.num_evicted += len(evicted)
-            self.on_removed(evicted, RemovalReason.EVICTED)
+        evicted = self._evict(victims)
         if num_admitted < len(keys):
             self.num_refused += (len(keys) - num_admitted) if is_refusal else 0
             keys = keys[:num_admitted]
@@ -99,6 +100,42 @@ class ChunkStore:
             self._insert(run, trail, now_s)
             slots += run.slots
         return keys, slots, evicted, is_refusal
+
+    def reserve_needed(
+        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail
+    ) -> Reservation:
+        """Do `reserve` for chunks that a request is about to read.
+
+        A policy may think that they are not worth a place for long; they get one all the same, from
+        the chunks that would leave next.
+        """
+        stored, slots, evicted, is_refusal = self.reserve(keys, owner, trail)
+        num_missing = len(keys) - len(stored)
+        if not (is_refusal and num_missing):
+            return stored, slots, evicted, is_refusal
+        for run in trail.runs:
+            run.num_holds += 1
+        victims = self.policy.choose(num_missing)
+        for run in trail.runs:
+            run.num_holds -= 1
+        gone: list[OffloadKey] = []
+        for run, count in victims:
+            gone += self.remove(run.keys[-count:], RemovalReason.EVICTED)
+        self.num_evicted += len(gone)
+        more, more_slots, more_gone, is_refusal = self.reserve(keys[len(stored) :], owner, trail)
+        evicted = [*evicted, *gone, *more_gone]
+        return [*stored, *more], [*slots, *more_slots], evicted, is_refusal
+
+    def _evict(self, victims: Sequence[Victim]) -> list[OffloadKey]:
+        evicted: list[OffloadKey] = []
+        for run, count in victims:
+            evicted += self.table.cut_tail(run, count)
+        if evicted:
+            self.num_evicted += len(evicted)
+            for shelf in self.shelves:
+                shelf.withdraw(evicted)
+            self.on_removed(evicted, RemovalReason.EVICTED)
+        return evicted
 
     def _insert(self, run: Run, trail: RequestTrail, now_s: float) -> None:
         if run.expires_at_s is not None:
@@ -129,6 +166,9 @@ class ChunkStore:
         settled = self.table.settle(runs, failed)
         if settled.stored:
             self.note(OffloadingEvent(EventKind.STORED, settled.stored, PRIMARY_MEDIUM))
+            for shelf in self.shelves:
+                for run in settled.runs:
+                    shelf.publish(run.keys, run.slots, run.expires_at_s)
             if trail is not None:
                 for run in settled.runs:
                     self._join(run, trail)
@@ -150,6 +190,8 @@ class ChunkStore:
                 if run.expires_at_s is None or at_s < run.expires_at_s:
                     run.expires_at_s = at_s
                     self.expiry.add(run)
+                    for shelf in self.shelves if run.owner is None else ():
+                        shelf.publish(run.keys, run.slots, at_s)
 
     def _join(self, run: Run, trail: RequestTrail) -> None:
         """Join a request's new run with the one that it stored before, if nothing is in the way."""
@@ -196,6 +238,8 @@ class ChunkStore:
             self.policy.remove(run)
         gone = self.table.drop(runs)
         if gone:
+            for shelf in self.shelves:
+                shelf.withdraw(gone)
             self.on_removed(gone, reason)
         return gone
 
@@ -209,6 +253,8 @@ class ChunkStore:
         """Drop everything; slots that copies use come back when those are settled."""
         self.policy.clear()
         self.table.drop(self.table.all_runs()[0])
+        for shelf in self.shelves:
+            shelf.clear()
         self.expiry = Expiry()
         self.note(OffloadingEvent(EventKind.CLEARED, [], PRIMARY_MEDIUM, RemovalReason.CLEARED))
 

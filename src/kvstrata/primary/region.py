@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class HostRegion(SlotView):
     def __init__(self, fd: int, num_slots: int, chunk_bytes: int) -> None:
         """Map an open memory file of the right size; the region owns the descriptor from now on."""
         self._fd = fd
+        self._close_fd = weakref.finalize(self, os.close, fd)  # also when nobody closes the region
         self._num_slots = num_slots
         self._chunk_bytes = chunk_bytes
         self._row_bytes = row_bytes_for(chunk_bytes)
@@ -186,10 +188,9 @@ class HostRegion(SlotView):
 
         Views that others still hold keep their pages until they are dropped.
         """
-        if self._fd < 0:
+        if not self._close_fd.alive:
             return
-        os.close(self._fd)
-        self._fd = -1
+        self._close_fd()
         self._view.release()
         with suppress(BufferError):  # held views keep the pages until the last of them goes
             self._memory.close()

@@ -5,24 +5,6 @@ from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.request import ReqContext, ScheduleEndContext
 
 
-class TraceClock:
-    """Time as the trace has it."""
-
-    __slots__ = ("at_s",)
-
-    def __init__(self) -> None:
-        """Start at zero."""
-        self.at_s = 0.0
-
-    def now_s(self) -> float:
-        """Return seconds since the trace began."""
-        return self.at_s
-
-    def wall_s(self) -> float:
-        """Return the same: a trace knows no calendar."""
-        return self.at_s
-
-
 def serve(
     manager: OffloadingManager, ctx: ReqContext, keys: list[OffloadKey], storable: list[OffloadKey]
 ) -> tuple[int, int]:
@@ -52,6 +34,5 @@ def serve(
             manager.complete_store(output.keys_to_store, ctx)
     manager.on_request_finished(ctx)
     manager.on_schedule_end(ScheduleEndContext((ctx.req_id,), ()))
-    for _ in manager.take_events():
-        pass
+    manager.take_events()
     return num_hits, num_stored

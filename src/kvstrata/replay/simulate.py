@@ -3,19 +3,20 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
-from time import perf_counter
+from time import process_time
 from typing import Any, Final, NoReturn, overload
 
 from typing_extensions import override
 
 from kvstrata.build import build_manager
+from kvstrata.core.clock import VirtualClock
 from kvstrata.core.events import PRIMARY_MEDIUM
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.memory import SlotView
 from kvstrata.core.request import ReqContext
 from kvstrata.replay.bounds import offline_bound
-from kvstrata.replay.drive import TraceClock, serve
+from kvstrata.replay.drive import serve
 from kvstrata.replay.trace import Trace, TraceRequest
 
 MODELLED_CHUNK_BYTES: Final = 1 << 20
@@ -27,6 +28,7 @@ class Order(Enum):
 
     TAIL_FIRST = "tail-first"  # a request at a time: its last chunk is its oldest
     ROOT_FIRST = "root-first"  # a chunk at a time, as caches do that know no prefixes
+    STORED_FIRST = "stored-first"  # the same, and uses change nothing: with lru, that is FIFO
 
 
 class Partial(Enum):
@@ -54,7 +56,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "lru-root": Rule("lru", Order.ROOT_FIRST),
     "tree-lru-full": Rule("lru", partial=Partial.SKIP),
     "arc-tail": Rule("arc"),
-    "fifo": Rule("kvstrata.replay.fifo:FifoPolicy", Order.ROOT_FIRST),
+    "fifo": Rule("lru", Order.STORED_FIRST),
 }
 """Names that mean more than a policy; any other name is a policy, all chunks, tail first."""
 
@@ -111,7 +113,7 @@ class ReplayResult:
         writes: Blocks stored in the primary.
         refused: Blocks that the policy refused.
         seconds: Trace time from the first to the last request.
-        accesses_per_s: Blocks replayed per second of run time.
+        accesses_per_s: Blocks replayed per second of processor time.
         tiers: Hits and writes by tier.
     """
 
@@ -175,7 +177,7 @@ def replay_primary(
         return _replay_bound(trace, num_chunks, on_progress)
     rule = RULES.get(policy, Rule(policy))
     order, partial = order or rule.order, partial or rule.partial
-    clock = TraceClock()
+    clock = VirtualClock()
     manager = build_manager(
         {"primary": {"num_chunks": num_chunks, "policy": rule.policy}},
         chunk_bytes=MODELLED_CHUNK_BYTES,
@@ -184,8 +186,8 @@ def replay_primary(
         slots=UnbackedSlots(num_chunks),
     )
     tally = _Tally(trace.tokens_per_chunk)
-    begin_s = perf_counter()
-    serve_one = serve if order is Order.TAIL_FIRST else _serve_singly
+    begin_s = process_time()
+    serve_one = _SERVE[order]
     for number, request in enumerate(_reporting(trace, on_progress)):
         clock.at_s = request.at_s
         keys = request.keys
@@ -193,7 +195,7 @@ def replay_primary(
         ctx = ReqContext(str(number))
         hits, stored = serve_one(manager, ctx, keys, keys[:-1] if skips else keys)
         tally.add(request, hits, stored)
-    run_s = perf_counter() - begin_s
+    run_s = process_time() - begin_s
     stats = manager.get_stats()
     manager.shutdown()
     return tally.result(policy, num_chunks, int(stats["refused_chunks"]), run_s)
@@ -213,17 +215,40 @@ def _serve_singly(
     num_stored = 0
     manager.on_new_request(ctx)
     num_hits = manager.lookup(keys, ctx) or 0
-    for key in storable:
-        single = [key]
-        manager.touch(single, ctx)
-        output = manager.prepare_store(single, ctx)
-        if output is not None and output.keys_to_store:
-            num_stored += 1
-            manager.complete_store(single, ctx)
+    for place, key in enumerate(storable):
+        manager.touch([key], ctx)
+        if place >= num_hits:
+            num_stored += _store_one(manager, ctx, key)
     manager.on_request_finished(ctx)
     for _ in manager.take_events():
         pass
     return num_hits, num_stored
+
+
+def _serve_untouched(
+    manager: OffloadingManager, ctx: ReqContext, keys: list[OffloadKey], storable: list[OffloadKey]
+) -> tuple[int, int]:
+    """Serve a request chunk by chunk, each as a request of its own that only stores."""
+    num_hits = manager.lookup(keys, ctx) or 0
+    num_stored = sum(_store_one(manager, ctx, key) for key in storable[num_hits:])
+    for _ in manager.take_events():
+        pass
+    return num_hits, num_stored
+
+
+def _store_one(manager: OffloadingManager, ctx: ReqContext, key: OffloadKey) -> int:
+    output = manager.prepare_store([key], ctx)
+    if output is None or not output.keys_to_store:
+        return 0
+    manager.complete_store([key], ctx)
+    return 1
+
+
+_SERVE: Final = {
+    Order.TAIL_FIRST: serve,
+    Order.ROOT_FIRST: _serve_singly,
+    Order.STORED_FIRST: _serve_untouched,
+}
 
 
 class _Tally:
@@ -273,9 +298,9 @@ class _Tally:
 
 def _replay_bound(trace: Trace, num_chunks: int, on_progress: Progress) -> ReplayResult:
     tally = _Tally(trace.tokens_per_chunk)
-    begin_s = perf_counter()
+    begin_s = process_time()
     bound = offline_bound(trace, num_chunks)
     for request in _reporting(trace, on_progress):
         tally.add(request, 0, 0)
     tally.add_all(bound.num_hits, bound.num_writes)
-    return tally.result(BOUND, num_chunks, 0, perf_counter() - begin_s)
+    return tally.result(BOUND, num_chunks, 0, process_time() - begin_s)

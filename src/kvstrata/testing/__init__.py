@@ -31,6 +31,7 @@ _REWRITTEN = (
     "manager_calls",
     "manager_copies_suite",
     "manager_machine",
+    "manager_preemption_suite",
     "manager_requests_suite",
     "policy_driver",
     "policy_machine",

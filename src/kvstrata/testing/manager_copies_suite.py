@@ -297,6 +297,8 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         manager.delete([A], second)
         store(manager, [A], second)
         manager.prepare_load([A], second)
+        store(manager, chain("x"), second)
+        manager.delete(chain("x"), second)
         manager.complete_load([A], second)
         finish(manager, second)
         self.flood(manager, "0123456789")

@@ -5,10 +5,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvstrata.testing.manager_copies_suite import ManagerCopiesSuite
 from kvstrata.testing.manager_machine import ManagerMachine
+from kvstrata.testing.manager_preemption_suite import ManagerPreemptionSuite
 from kvstrata.testing.manager_requests_suite import ManagerRequestsSuite
 
 
-class OffloadingManagerSuite(ManagerCopiesSuite, ManagerRequestsSuite):
+class OffloadingManagerSuite(ManagerCopiesSuite, ManagerPreemptionSuite, ManagerRequestsSuite):
     """Derive from it and override `make_manager`."""
 
     num_examples: int = 20

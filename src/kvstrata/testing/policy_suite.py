@@ -83,6 +83,19 @@ class PolicySuite:
             driver.offer(trail, part, 1.0)
         assert driver.choose(3) == [keys[7], keys[6], keys[5]]
 
+    @pytest.mark.parametrize("num_parts", [2, 4])
+    def test_tails_leave_before_heads_however_a_request_is_cut(self, num_parts: int) -> None:
+        driver = self.driver(8)
+        keys, trail, size = chain("abcdefgh"), RequestTrail(), 8 // num_parts
+        driver.access(trail, keys, 0.0)
+        for start in range(0, 8, size):
+            driver.offer(trail, keys[start : start + size], 1.0)
+        assert driver.choose(8) == keys[::-1]
+        driver.unhold(driver.hold(keys[3:5]))  # cuts once more
+        assert driver.choose(8) == keys[::-1]
+        driver.access(trail, keys, 2.0)
+        assert driver.choose(8) == keys[::-1]
+
     def test_victims_of_a_later_request_are_tails(self) -> None:
         driver = self.driver(4)
         keys = chain("abcd")

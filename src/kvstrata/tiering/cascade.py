@@ -144,8 +144,7 @@ class Cascades:
             gone = [key for key in cascade.deleted if key not in table]
             if gone:
                 handle.delete(gone)
-        may_retry = handle in self._handles and cascade.num_tries < handle.config.num_store_tries
-        if failed and may_retry:
+        if failed and cascade.num_tries < handle.config.num_store_tries:
             again = [key for key in failed if self._store.is_resident(key)]
             num_retried = self.store(again, handle, cascade.ctx, cascade.num_tries + 1)
             handle.counters.retried_store_chunks += num_retried

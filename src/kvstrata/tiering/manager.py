@@ -23,6 +23,7 @@ from kvstrata.primary.request_state import RequestState
 from kvstrata.tiering.cascade import Cascade, Cascades
 from kvstrata.tiering.promotion import Promotion, Promotions
 from kvstrata.tiering.request_view import RequestRecord, RequestView
+from kvstrata.tiering.sharing import Sharing
 from kvstrata.tiering.shutdown import flush_and_stop
 from kvstrata.tiering.survey import Survey, ask_tiers, survey
 from kvstrata.tiering.tier_handle import InFlight, TierHandle
@@ -35,9 +36,8 @@ AHEAD_SHARE: Final = 1 / 8  # of the slots: free or copied already, where tiers 
 class TieringOffloadingManager(DelegatingManager):
     """Keeps chunks in the primary and below: fetches at lookup, copies down after stores.
 
-    Everything that touches slots happens on the caller's thread; tiers work on their own. Results
-    of tiers are taken once a step, at the first call that decides on slots. A request that is not
-    live is served from the primary only.
+    Slots are touched on the caller's thread only. Results of tiers are taken once a step, at the
+    first call that decides on slots. A request that is not live is served from the primary only.
     """
 
     inner: CPUOffloadingManager
@@ -60,18 +60,14 @@ class TieringOffloadingManager(DelegatingManager):
         self._clock = clock
         self._views: dict[str, RequestView] = {}
         self._serial = itertools.count()
-        self._job_ids = map(JobId, itertools.count(1))
+        next_job_id = map(JobId, itertools.count(1)).__next__
         self._has_retired = False
         self._report: ShutdownReport | None = None
-        self._promotions = Promotions(self._store, self._next_job_id, limits.hold_s)
-        self._cascades = Cascades(self._store, self._handles, self._next_job_id)
+        self._promotions = Promotions(self._store, next_job_id, limits.hold_s)
+        self._cascades = Cascades(self._store, self._handles, next_job_id)
         self._store.on_removed = self._on_removed
+        self._sharing = Sharing(self._store, self._promotions, clock)
         primary.make_room = self._make_room
-
-    def _next_job_id(self) -> JobId:
-        return next(self._job_ids)
-
-    # Requests
 
     @override
     def on_new_request(self, ctx: ReqContext) -> RequestOffloadingContext:
@@ -113,25 +109,28 @@ class TieringOffloadingManager(DelegatingManager):
         if limit is not None:
             keys = keys[: limit // self._patience.limits.tokens_per_chunk]
         now_s = self._clock.now_s()
-        is_whole = count >= len(keys)
-        if not is_whole and view.loads and not view.is_late(now_s):
+        if count < len(keys) and view.loads and not view.is_late(now_s):
             found = survey(keys[count:], self._store, self._promotions, view)
-            if self._patience.is_worth_waiting(found) and self._is_coming(found, view, count):
+            if self._patience.is_worth_waiting(found) and self._is_coming(
+                found, view, keys[:count]
+            ):
                 self._patience.wait(view, now_s)
                 return None
         view.note_answer(now_s)
         return count
 
-    def _is_coming(self, found: Survey, view: RequestView, count: int) -> bool:
-        """Reserve what can be fetched; say whether to ask again later."""
+    def _is_coming(self, found: Survey, view: RequestView, ready: Sequence[OffloadKey]) -> bool:
+        """Reserve what can be fetched, not at the cost of what is ready; say whether to wait."""
         num_reserved = 0
         if found.found:
             trail = self.inner.requests.get(view.ctx).trail
+            held = self._store.hold(list(dict.fromkeys(ready)))
             num_reserved = self._promotions.reserve(found.found, trail, view)
+            self._store.table.unhold(held)
         if num_reserved or found.num_pending or found.num_unknown:
             return True
         # Nothing more may fit now: others' fetched chunks will leave, what is ready is used.
-        return not count and bool(self._promotions.num_open or self._promotions.has_holds)
+        return not ready and bool(self._promotions.num_open or self._promotions.has_holds)
 
     @override
     def set_prefill_rate(self, tokens_per_s: float) -> None:
@@ -184,13 +183,12 @@ class TieringOffloadingManager(DelegatingManager):
         view = self._views.get(ctx.req_id)
         return view.record() if view is not None else None
 
-    # Store
-
     @override
     def prepare_store(
         self, keys: Sequence[OffloadKey], ctx: ReqContext
     ) -> PrepareStoreOutput | None:
         self._retire()
+        self._sharing.park(keys, ctx)
         output = self.inner.prepare_store(keys, ctx)
         if output is not None and output.keys_to_store:
             self._promotions.num_spared = 0
@@ -208,7 +206,10 @@ class TieringOffloadingManager(DelegatingManager):
 
         A prompt larger than the primary passes through it in this way.
         """
-        num_freed = self._promotions.give_way(self._views.get(state.ctx.req_id), count)
+        view = self._views.get(state.ctx.req_id)
+        if view is not None and view.is_loading:
+            self._promotions.release(view)
+        num_freed = self._promotions.give_way(view, count)
         if num_freed < count:
             num_freed += self._cascades.drop_copied(state.trail.runs, count - num_freed)
         if not num_freed:
@@ -230,8 +231,7 @@ class TieringOffloadingManager(DelegatingManager):
             view.stored.update(arrived)
         stores = view.stores if view is not None else self._tiers.stores_of(ctx)
         self._cascades.note_stored(arrived, stores, ctx)
-
-    # Steps
+        self._sharing.park(arrived, ctx)
 
     def _retire(self) -> None:
         """Take what tiers have finished, once a step."""
@@ -267,6 +267,7 @@ class TieringOffloadingManager(DelegatingManager):
         for view in self._named(context.preempted_req_ids):
             view.deadline_s = None  # it will come back as if new
             view.end_waiting()
+        self._sharing.end_step(self._handles)
         self._promotions.submit(context.new_req_ids)
         self._promotions.end_step(now_s)
         self._cascades.end_step(max(1, int(self.slots.num_slots * AHEAD_SHARE)))
@@ -317,6 +318,7 @@ class TieringOffloadingManager(DelegatingManager):
             ConfigError: Its settings are wrong, or its name is taken.
         """
         handle = self._tiers.attach(config)
+        self._sharing.add(handle)
         for view in self._views.values():
             self._route(view)
             handle.on_new_request(view.ctx)
@@ -332,6 +334,7 @@ class TieringOffloadingManager(DelegatingManager):
         """
         handle = self._tiers.find(name)
         self._promotions.forget_tier(handle)
+        self._sharing.remove(handle)
         self._tiers.detach(handle, self._retire_from, timeout_s)
         for view in self._views.values():
             self._route(view)
@@ -364,15 +367,11 @@ class TieringOffloadingManager(DelegatingManager):
     def get_stats(self) -> Stats:
         stats = self.inner.get_stats()
         tiers = {handle.name: handle.get_stats() for handle in list(self._handles)}
-        jobs = [job for tier in tiers.values() for job in tier.jobs]
+        jobs = (job for tier in tiers.values() for job in tier.jobs)
         return replace(
             stats,
             gauges={**stats.gauges, "num_promotions": self._promotions.num_open},
-            counters={
-                **stats.counters,
-                "withdrawn_promotion_chunks": self._promotions.num_withdrawn,
-                "given_way_chunks": self._promotions.num_given_way,
-            },
+            counters={**stats.counters, **self._promotions.counters()},
             tiers=tiers,
             jobs=sorted(jobs, key=lambda job: -job.age_s),
         )
@@ -381,9 +380,9 @@ class TieringOffloadingManager(DelegatingManager):
     def shutdown(self, timeout_s: float = 10.0) -> ShutdownReport:
         if self._report is None:
             self._promotions.clear()
-            self._report = flush_and_stop(
-                self._handles, self._cascades, self._store, self._retire_from, timeout_s
-            )
+            self._sharing.release()
+            parts = (self._handles, self._cascades, self._store, self._retire_from)
+            self._report = flush_and_stop(*parts, timeout_s)
             self.inner.shutdown()
         return self._report
 

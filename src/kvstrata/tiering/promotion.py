@@ -53,6 +53,13 @@ class Promotions:
         """Promotions that are reserved or running."""
         return len(self._waiting) + len(self._flying)
 
+    def counters(self) -> dict[str, int]:
+        """Return the totals by metric name."""
+        return {
+            "withdrawn_promotion_chunks": self.num_withdrawn,
+            "given_way_chunks": self.num_given_way,
+        }
+
     @property
     def has_holds(self) -> bool:
         """Whether chunks are kept for requests that have not loaded them yet."""
@@ -81,7 +88,7 @@ class Promotions:
             if not keys:
                 break
             promotion = Promotion(handle, view, [], [])
-            stored, slots, _, _ = self._store.reserve(keys, promotion, trail)
+            stored, slots, _, _ = self._store.reserve_needed(keys, promotion, trail)
             promotion.keys, promotion.slots = list(stored), list(slots)
             if stored:
                 self._waiting[promotion] = None
@@ -119,12 +126,28 @@ class Promotions:
 
         merged: dict[tuple[TierHandle, RequestView], Promotion] = {}
         for promotion in sorted(self._waiting, key=rank):
+            if not self._prune(promotion):
+                continue
             first = merged.setdefault((promotion.handle, promotion.view), promotion)
             if first is not promotion:
                 self._merge(first, promotion)
         for promotion in merged.values():
             self._start(promotion)
         self._waiting.clear()
+
+    def _prune(self, promotion: Promotion) -> bool:
+        """Let go of chunks that were dropped since; say whether any are left.
+
+        Another promotion of the same request may have them by now.
+        """
+        runs, _ = self._store.written_by(promotion, promotion.keys)
+        dropped = [run for run in runs if run.is_dropped]
+        if dropped:
+            here = [run for run in runs if not run.is_dropped]
+            self._store.settle(dropped, frozenset(promotion.keys))
+            promotion.keys = [key for run in here for key in run.keys]
+            promotion.slots = [slot for run in here for slot in run.slots]
+        return bool(promotion.keys)
 
     def _merge(self, first: Promotion, more: Promotion) -> None:
         runs, _ = self._store.written_by(more, more.keys)

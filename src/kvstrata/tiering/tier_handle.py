@@ -109,7 +109,7 @@ class TierHandle:
     @property
     def wants_stores(self) -> bool:
         """Whether any chunk is ever to go into this tier."""
-        return self.config.write is not WritePolicy.NEVER
+        return self.tier.accepts_stores and self.config.write is not WritePolicy.NEVER
 
     @property
     def has_open_jobs(self) -> bool:

@@ -90,6 +90,11 @@ class MemoryTier(SecondaryTierManager):
     def from_config(cls, slots: SlotView, settings: Mapping[str, Any], env: TierEnv) -> Self:
         return cls(slots, env=env, **settings)
 
+    @classmethod
+    @override
+    def num_chunks_max(cls, settings: Mapping[str, Any], chunk_bytes: int, path: str) -> int | None:
+        return _capacity(parse_settings(MemorySettings, settings, path), chunk_bytes, path)
+
     @override
     def lookup(self, key: OffloadKey, ctx: ReqContext) -> LookupResult:
         self._expire()

@@ -68,6 +68,69 @@ def test_replay_needs_one_size(trace: Path) -> None:
             run("replay", trace, *sizes)
 
 
+SETTINGS = """
+chunk_bytes = "64KiB"
+prefill_tokens_per_s = 1000.0
+[primary]
+num_chunks = 4
+policy = "lru"
+[[tiers]]
+type = "TYPE"
+name = "below"
+max_chunks = 16
+"""
+
+
+def settings_file(directory: Path, kind: str) -> Path:
+    path = directory / f"{kind}.toml"
+    path.write_text(SETTINGS.replace("TYPE", kind))
+    return path
+
+
+def test_replay_with_settings_counts_each_tier_real_or_modelled(
+    trace: Path, tmp_path: Path
+) -> None:
+    memory, modelled = settings_file(tmp_path, "memory"), settings_file(tmp_path, "modelled")
+    found = [
+        json.loads(run("replay", trace, "--json", "--config", *args))
+        for args in ((memory,), (memory, "--modelled"), (modelled,))
+    ]
+    for fields in found:
+        assert fields.keys() >= REPLAY_FIELDS
+        assert fields["tiers"].keys() == {"cpu", "below"}
+        assert fields["tiers"]["below"]["hits"] > 0
+        assert fields["ttft"]["saved_s"] > 0
+        assert [t["hits"] for t in fields["tiers"].values()] == [
+            t["hits"] for t in found[0]["tiers"].values()
+        ]
+
+
+def test_replay_writes_a_page_that_needs_nothing_else(trace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    text = run("replay", trace, "--config", settings_file(tmp_path, "modelled"), "--html", page)
+    assert "below" in text
+    content = page.read_text()
+    assert content.count("<rect") >= 4
+    assert "http" not in content.replace("http://www.w3.org", "")
+    data = content.partition('id="replay">')[2].partition("</script>")[0]
+    assert json.loads(data)["requests"] == 40
+
+
+def test_replay_draws_a_picture(trace: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.png"
+    run("replay", trace, "--config", settings_file(tmp_path, "modelled"), "--png", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sizes_stand_in_the_file_or_on_the_command_line(trace: Path, tmp_path: Path) -> None:
+    path = settings_file(tmp_path, "modelled")
+    with pytest.raises(ConfigError, match="in the file"):
+        run("replay", trace, "--config", path, "--num-chunks", 3)
+    with pytest.raises(ConfigError, match="need --config"):
+        run("replay", trace, "--num-chunks", 3, "--html", tmp_path / "page.html")
+
+
 def test_bench_manager_prints_one_json_object(trace: Path) -> None:
     fields = json.loads(run("bench", "manager", "--trace", trace, "--slots", 6, "--json"))
     assert fields.keys() >= BENCH_FIELDS
@@ -78,3 +141,23 @@ def test_bench_manager_prints_one_json_object(trace: Path) -> None:
 
 def test_bench_manager_prints_a_table(trace: Path) -> None:
     assert "us/block" in run("bench", "manager", "--trace", trace, "--passes", 1)
+
+
+def test_synthesize_writes_a_trace_that_plan_reads(tmp_path: Path) -> None:
+    path, model = tmp_path / "made.jsonl.gz", tmp_path / "config.json"
+    run("synthesize", path, "--requests", 200, "--tokens-per-block", 16)
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+    model.write_text(json.dumps({**layers, "torch_dtype": "float16"}))
+    args = ("plan", path, "--model", model, "--ram", "256KiB,1MiB", "--disk", "0,2MiB")
+    found = json.loads(run(*args, "--policies", "lru", "--json"))
+    assert found["chunk_bytes"] == 16 * 2 * 2 * 64 * 2
+    assert [cell["ram_tokens"] for cell in found["cells"]] == [16 * 32, 16 * 128] * 2
+    assert {step["of"] for step in found["next_gib"]} == {"ram", "disk"}
+    text = run(*args, "--policies", "lru")
+    assert "bound" in text
+    assert "what a GiB more brings" in text
+
+
+def test_plan_needs_the_size_of_a_chunk(trace: Path) -> None:
+    with pytest.raises(ConfigError, match="--model"):
+        run("plan", trace)

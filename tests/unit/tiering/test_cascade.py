@@ -59,6 +59,14 @@ def test_on_evict_writes_what_is_about_to_leave_and_only_that() -> None:
     assert len(world.below("a")) < 10
 
 
+def test_on_evict_leaves_out_what_its_request_kept_out_of_the_tier() -> None:
+    world = World(num_slots=4, tier={"write": "on_evict"})
+    world.run("private", AB, store_tiers=[])
+    world.flood(8)
+    assert world.below("a") == set()
+    assert world.tier()["dropped_store_chunks"] == 0
+
+
 def test_on_evict_counts_what_left_without_a_copy() -> None:
     world = World(num_slots=8, tier={"write": "on_evict"})
     world.run("first", chain("abcdefgh"))

@@ -100,6 +100,18 @@ def test_a_tier_that_takes_no_stores_is_still_read() -> None:
     assert chain("z")[0] in world.below("a"), "what waited in the primary goes down after all"
 
 
+def test_damaged_chunks_are_not_taken_for_a_tier_that_does_not_work() -> None:
+    world = World(num_slots=16, tier={"num_failures_max": 1})
+    world.backends["a"].corrupt = EVERY_KEY
+    for letter in "abc":
+        assert read(world, letter) == 0
+    assert world.tier().state == "ok"
+    world.backends["a"].corrupt = set()
+    world.manager.reset_cache()
+    world.step()
+    assert read(world, "a") == 1, "a reset forgets what was wrong with a chunk as well"
+
+
 def test_other_tiers_go_on_when_one_is_skipped() -> None:
     world = World(num_slots=8, tiers=("a", "b"))
     world.backends["a"].error = AWAY
@@ -166,9 +178,9 @@ def test_results_given_twice_or_for_unknown_jobs_are_counted_and_ignored() -> No
     world = World(tier={"type": "tests.unit.tiering.test_health:RudeTier"})
     world.run("r", AB)
     world.assert_idle()
-    tier = world.tier()
-    assert tier["unknown_results"] >= 3
-    assert (tier["stored_chunks"], tier["failed_store_chunks"]) == (2, 0)
+    counters = world.tiering._handles[0].counters
+    assert counters.unknown_results >= 3
+    assert (counters.stored_chunks, counters.failed_store_chunks) == (2, 0)
     assert world.lookup(chain("xyz"), world.request("other")) == 0
     assert world.tier()["errors"] >= 1
 

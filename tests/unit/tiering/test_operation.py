@@ -210,6 +210,34 @@ def test_shutdown_does_not_copy_into_tiers_that_end_with_the_process() -> None:
     assert world.stores() == []
 
 
+def test_shutdown_does_not_flush_into_a_tier_that_wants_only_what_is_used_again() -> None:
+    backend = FakeBackend(is_persistent=True)
+    world = World(num_slots=16, backends={"a": backend}, tier={"write": "on_reuse"})
+    world.run("w", LONG[:5])
+    assert world.manager.shutdown(5.0).num_flushed == 0
+
+
+def test_after_a_reset_everything_is_stored_below_again() -> None:
+    world = World()
+    world.run("w", AB)
+    world.manager.reset_cache()
+    assert world.below("a") == set()
+    world.run("again", AB)
+    assert world.below("a") == set(AB)
+
+
+def test_what_waits_for_a_detached_tier_is_a_miss() -> None:
+    world = World(max_wait_s=1e6)
+    world.put_below("a", AB)
+    ctx = world.request("r")
+    assert world.lookup(AB, ctx) is None
+    world.tiering.detach_tier("a")
+    assert world.stats["num_free"] == 4
+    assert world.lookup(AB, ctx) == 0
+    finish(world.manager, ctx)
+    world.assert_idle()
+
+
 def test_d13_only_whole_prefixes_count_as_restorable() -> None:
     backend = FakeBackend(is_persistent=True, fail_stores={LONG[2]})
     world = World(num_slots=16, backends={"a": backend}, tier={"num_failures_max": 99})

@@ -99,7 +99,7 @@ def test_a07_a_long_session_comes_back_from_below_during_churn() -> None:
 
 
 def test_c01_a_failed_fetch_is_tried_once_for_a_request() -> None:
-    world = World()
+    world = World(max_wait_s=1e6, tier={"cooldown_s": 2.0})
     world.backends["a"].lie = {AB[0]}
     ctx = world.request("r")
     for _ in range(20):
@@ -274,6 +274,47 @@ def test_fetched_chunks_of_a_request_that_was_aborted_are_not_kept() -> None:
         world.manager.on_request_finished(ctx)
         world.backends["a"].hold = False
         world.assert_idle()
+        assert len(world.loads()) == (when != "reserved")
+
+
+def test_what_was_kept_for_a_request_is_let_go_at_the_end_of_the_step_in_which_it_loads() -> None:
+    world = World(hold_s=1e6)
+    world.put_below("a", AB)
+    ctx = world.request("r")
+    world.lookup(AB, ctx)
+    world.step()
+    assert world.lookup(AB, ctx) == 2
+    world.load(AB[:1], ctx)
+    assert world.stats["num_evictable"] == 0, "another group of layers may load in this step"
+    world.step()
+    assert world.stats["num_evictable"] == 2
+
+
+def test_a_request_does_not_push_out_what_was_fetched_for_itself() -> None:
+    world = World(num_slots=4, hold_s=1e6)
+    world.put_below("a", ABCD)
+    ctx = world.request("r")
+    world.lookup(ABCD, ctx)
+    world.step()
+    assert world.lookup(ABCD, ctx) == 4
+    assert world.manager.prepare_store(chain("x"), ctx) is None
+    assert world.lookup(ABCD, ctx) == 4
+
+
+def test_the_queue_in_front_counts_when_loading_is_weighed_against_computing() -> None:
+    world = World(num_slots=16, max_wait_s=1e6)
+    world.backends["a"].delay_s = 1.0
+    world.put_below("a", chain("abcdwxyz0123"))
+    for path in ("abcd", "wxyz", "0123"):
+        world.put_below("a", chain(path))
+    first = world.request("first")
+    world.lookup(ABCD, first)
+    world.step(by_s=1.0)
+    assert world.lookup(ABCD, first) == 4
+    world.manager.set_prefill_rate(3.0)  # four chunks: 1.3 s, loading takes 1 s
+    assert world.lookup(chain("wxyz"), world.request("second")) is None
+    world.step()
+    assert world.lookup(chain("0123"), world.request("third")) == 0
 
 
 def test_a_request_that_has_finished_is_served_from_the_primary_only() -> None:
@@ -472,3 +513,31 @@ def test_every_key_lied_about_costs_a_request_one_try() -> None:
     world.step()
     assert world.lookup(ABCD, ctx) == 0
     assert world.tier()["failed_load_chunks"] == 4
+
+
+def test_a_chunk_deleted_before_its_fetch_began_can_be_fetched_anew_in_the_same_step() -> None:
+    world = World(num_slots=4)
+    world.put_below("a", AB)
+    ctx = world.request("r")
+    assert world.lookup(AB, ctx) is None
+    world.manager.delete(AB, ctx)
+    world.put_below("a", AB)  # somebody else stores it
+    assert world.lookup(AB, ctx) is None
+    world.step()
+    assert [list(job.keys) for job in world.loads()] == [AB]
+    assert world.lookup(AB, ctx) == 2
+    world.load(AB, ctx)
+    world.manager.on_request_finished(ctx)
+    world.assert_idle()
+
+
+def test_the_ready_part_of_a_prefix_does_not_make_room_for_the_rest_of_it() -> None:
+    world = World(num_slots=4)
+    world.run("old", AB, store_tiers=[])
+    world.run("young", chain("yz"), store_tiers=[])
+    world.put_below("a", ABCD)
+    ctx = world.request("r")
+    assert world.lookup(ABCD, ctx) is None
+    world.step()
+    assert world.lookup(ABCD, ctx) == 4
+    world.load(ABCD, ctx)

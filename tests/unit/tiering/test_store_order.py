@@ -29,7 +29,9 @@ def test_a_prompt_that_passes_through_the_primary_is_stored_in_the_order_of_the_
     manager.complete_load(keys[:3], ctx)
     output = manager.prepare_store(keys, ctx)
     assert output is not None
-    # One place is free and three give way, as their chunks are in the tier: not to come back.
-    assert output.keys_to_store == keys[3:]
-    assert len(set(output.store_spec.slots)) == 3
+    # What gives way because it is in the tier is not stored again in the same answer.
+    num_stored = len(output.keys_to_store)
+    assert num_stored > 0
+    assert output.keys_to_store == keys[3 : 3 + num_stored]
+    assert len(set(output.store_spec.slots)) == num_stored
     manager.shutdown()

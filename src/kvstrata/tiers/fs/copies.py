@@ -239,13 +239,17 @@ class Copies:
         wanted: list[_Store] = []
         try:
             self._store.finish_forgetting()
+            if self._store.may_have_more():
+                index = self._store.index
+                self._store.probe([s.key for s in admit.stores if index.get(s.key) is None])
             wanted += [each for each in admit.stores if self._is_wanted(each, admit.seq)]
             num_granted = 0 if self._is_blocked() else self._store.sweep.grant(wanted)
         except OSError as error:
             self._note_error(error)
             admit.fail()
             return
-        if wanted and not num_granted and not len(self._store.index):
+        may_be_taken = self._store.may_have_more()  # by what others are writing just now
+        if wanted and not num_granted and not len(self._store.index) and not may_be_taken:
             self._block("full", "no room and nothing to remove")
         for each in wanted[num_granted:]:
             self.settle(each, Outcome.REFUSED)

@@ -7,8 +7,8 @@ exceeds what was granted.
 
 Locks are on bytes of the file (open file description locks, which the system drops when a process
 ends): one byte is the mutex, one a member says that the member lives. Files appear and vanish under
-the mutex only. A row is written before the total when a reservation grows, and after it when it
-shrinks; so whatever instant a member dies at, its row shows that the total needs a recount.
+the mutex only. The total is raised before a file appears and lowered after one is gone; so whatever
+instant a member dies at, it is too high, never too low, until somebody recounts.
 """
 
 import errno
@@ -120,13 +120,12 @@ class Ledger:
     @contextmanager
     def removing(self) -> Iterator[list[int]]:
         """Take off what is removed inside: sizes go into the list as files go."""
-        self._write_row(self.row, self.reserved_bytes + 1)  # dying here asks for a recount
         removed: list[int] = []
         try:
             yield removed
         finally:
-            self._add_used(-sum(removed))
-            self._write_row(self.row, self.reserved_bytes)
+            if removed:
+                self._add_used(-sum(removed))
 
     def others(self) -> set[int]:
         """Return the rows of other members that are alive."""

@@ -66,7 +66,7 @@ class FsSettings:
     root: Path = setting(_parse_root)
     max_bytes: int | None = setting(_parse_max_bytes, None)  # of the whole root; None: no limit
     min_free_bytes: int = setting(_parse_floor, 0)  # of the file system, for everybody else
-    num_threads: int = setting(parse_count(), 4)  # that may store at a time; one more loads only
+    num_threads: int = setting(parse_count(), 8)  # that may store at a time; one more loads only
     direct: DirectMode = setting(parse_enum(DirectMode), DirectMode.AUTO)
     shared: Sharing = setting(parse_enum(Sharing), Sharing.AUTO)
     on_close: OnClose = setting(parse_enum(OnClose), OnClose.KEEP)

@@ -17,7 +17,7 @@ from kvstrata.tiers.fs.index import Index, Write
 from kvstrata.tiers.fs.journal import Journal
 from kvstrata.tiers.fs.layout import KEY_BYTES_MAX, ChunkDir
 from kvstrata.tiers.fs.ledger import LEDGER_BYTES, Ledger
-from kvstrata.tiers.fs.settings import FsSettings
+from kvstrata.tiers.fs.settings import FsSettings, Sharing
 from kvstrata.tiers.fs.sweep import Sweep
 from kvstrata.tiers.jobs import Outcome
 
@@ -42,6 +42,7 @@ class ChunkStore:
         self.index = Index()
         self.journal = Journal(env.name)
         self.ledger = Ledger(settings.root)
+        self._sharing = settings.shared
         self._disk = disk
         self._disk.owner = self.ledger.row
         self._num_wipes = 0
@@ -111,6 +112,12 @@ class ChunkStore:
             self.sweep.remove([key], RemovalReason.EXPIRED)
             return Outcome.FAILED
         return Outcome.ARRIVED
+
+    def may_have_more(self) -> bool:
+        """Say whether chunks may be on disk that the index does not know. Does not block."""
+        if self._sharing is Sharing.AUTO:
+            return self.ledger.has_company()
+        return self._sharing is Sharing.YES
 
     def probe(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
         """Look for files that others may have written, and make them resident; return the rest."""

@@ -15,6 +15,7 @@ from kvstrata.tiers.fs.journal import Journal
 from kvstrata.tiers.fs.layout import ChunkDir
 from kvstrata.tiers.fs.ledger import LEDGER_BYTES, Ledger
 from kvstrata.tiers.fs.settings import FsSettings
+from kvstrata.tiers.recency import Trail
 
 logger = logging.getLogger("kvstrata.fs")
 
@@ -68,10 +69,11 @@ class Sweep:
                 room += self._shed(-room)
             if room < needed:
                 room += self._evict_strangers(needed - room)
-            if room < needed:
-                num_missing = -(-(needed - room) // self._file_bytes)
-                victims = self._index.evict(num_missing, writes[0].trail)
-                room += self._unlink(victims, RemovalReason.EVICTED)
+            room += self._evict(needed - room, writes[0].trail)
+            if room < needed and self._ledger.has_company():
+                self._rescan()  # what takes the room may be files of others, not known here yet
+                room = self._room()
+                room += self._evict(needed - room, writes[0].trail)
             num_granted = min(len(writes), max(0, room) // self._file_bytes)
             if num_granted:
                 self._ledger.reserve(num_granted * self._file_bytes)
@@ -131,24 +133,7 @@ class Sweep:
         Removes what dead members left behind, and files of the wrong size.
         """
         with self._ledger.locked():
-            self.has_drifted = False
-            alive = self._ledger.others()
-            self._remove_temporaries(alive)
-            found = sorted(self._disk.scan(), key=_USED)
-            mine = [each for each in found if each.directory == self._chunks.name]
-            self._strangers = [each for each in found if each.directory != self._chunks.name]
-            whole = {each.key: each for each in mine if each.stat.num_bytes == self._file_bytes}
-            disk_bytes = sum(each.stat.num_bytes for each in (*self._strangers, *whole.values()))
-            self._remove_broken([each for each in mine if each.key not in whole])
-            missing = self._index.drop(key for key in self._index.residents() if key not in whole)
-            self._index.gone(missing)
-            self._journal.note_removed(missing, RemovalReason.EXTERNAL)
-            self._journal.note_stored(
-                self._index.adopt((key, each.stat) for key, each in whole.items())
-            )
-            self._ledger.recount(disk_bytes + LEDGER_BYTES, alive)
-            if (room := self._room()) < 0:
-                self._shed(-room)
+            self._rescan()
 
     def wipe(self) -> None:
         """Remove all files of this namespace."""
@@ -162,6 +147,26 @@ class Sweep:
         """Return what lies below the root or is reserved, as of this member's last look."""
         return self._ledger.last_used_bytes
 
+    def _rescan(self) -> None:
+        self.has_drifted = False
+        alive = self._ledger.others()
+        self._remove_temporaries(alive)
+        found = sorted(self._disk.scan(), key=_USED)
+        mine = [each for each in found if each.directory == self._chunks.name]
+        self._strangers = [each for each in found if each.directory != self._chunks.name]
+        whole = {each.key: each for each in mine if each.stat.num_bytes == self._file_bytes}
+        disk_bytes = sum(each.stat.num_bytes for each in (*self._strangers, *whole.values()))
+        self._remove_broken([each for each in mine if each.key not in whole])
+        missing = self._index.drop(key for key in self._index.residents() if key not in whole)
+        self._index.gone(missing)
+        self._journal.note_removed(missing, RemovalReason.EXTERNAL)
+        self._journal.note_stored(
+            self._index.adopt((key, each.stat) for key, each in whole.items())
+        )
+        self._ledger.recount(disk_bytes + LEDGER_BYTES, alive)
+        if (room := self._room()) < 0:
+            self._shed(-room)
+
     def _room(self) -> int:
         """Return the bytes that may be written; negative where too much is there already."""
         room = _AMPLE_BYTES
@@ -171,6 +176,11 @@ class Sweep:
             free_bytes = self._disk.free_bytes() - self._ledger.reserved_bytes
             room = min(room, free_bytes - self._settings.min_free_bytes)
         return room
+
+    def _evict(self, num_bytes: int, trail: Trail) -> int:
+        """Remove chunks of this namespace for others of a request; return the bytes freed."""
+        num_chunks = -(-max(0, num_bytes) // self._file_bytes)
+        return self._unlink(self._index.evict(num_chunks, trail), RemovalReason.EVICTED)
 
     def _shed(self, num_bytes: int) -> int:
         """Remove the longest unused files, whosesoever they are; return the bytes freed."""

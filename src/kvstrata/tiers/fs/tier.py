@@ -11,13 +11,21 @@ from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.request import ReqContext, ScheduleEndContext
 from kvstrata.core.results import JobResult, LoadJob, LookupResult, StoreJob
+from kvstrata.core.settings import parse_settings
 from kvstrata.core.stats import Stats
 from kvstrata.core.tier import DEFAULT_ENV, SecondaryTierManager, TierEnv
 from kvstrata.tiers.fs.copies import Copies
 from kvstrata.tiers.fs.disk import Disk
+from kvstrata.tiers.fs.layout import ChunkDir
+from kvstrata.tiers.fs.ledger import LEDGER_BYTES
 from kvstrata.tiers.fs.probes import Probes
 from kvstrata.tiers.fs.real_disk import RealDisk
-from kvstrata.tiers.fs.settings import OnClose, Sharing, parse_fs_settings, require_max_bytes
+from kvstrata.tiers.fs.settings import (
+    FsSettings,
+    OnClose,
+    parse_fs_settings,
+    require_max_bytes,
+)
 from kvstrata.tiers.fs.store import ChunkStore
 from kvstrata.tiers.fs.upkeep import Upkeep
 from kvstrata.tiers.fs.workers import Lane, Workers
@@ -65,6 +73,14 @@ class FsTier(SecondaryTierManager):
         require_max_bytes(settings, env.path)
         return cls(slots, env=env, **settings)
 
+    @classmethod
+    @override
+    def num_chunks_max(cls, settings: Mapping[str, Any], chunk_bytes: int, path: str) -> int | None:
+        limit_bytes = parse_settings(FsSettings, settings, path).max_bytes
+        if limit_bytes is None:
+            return None
+        return max(0, limit_bytes - LEDGER_BYTES) // ChunkDir.of("", chunk_bytes).file_bytes
+
     @override
     def lookup(self, key: OffloadKey, ctx: ReqContext) -> LookupResult:
         return self.lookup_many([key], ctx)[0]
@@ -74,7 +90,7 @@ class FsTier(SecondaryTierManager):
         if self._is_closed or self._copies.is_hung:
             return [LookupResult.MISS] * len(keys)
         wall_s = self._env.clock.wall_s()
-        may_probe = self._may_probe()
+        may_probe = self._store.may_have_more() and not self._store.is_wiping()
         results = []
         for key in keys:
             entry = self._index.get(key)
@@ -187,14 +203,6 @@ class FsTier(SecondaryTierManager):
         """Assert every invariant. Only while no operation runs."""
         self._index.check()
         self._store.check()
-
-    def _may_probe(self) -> bool:
-        if self._store.is_wiping():
-            return False
-        sharing = self._settings.shared
-        if sharing is Sharing.AUTO:
-            return self._store.ledger.has_company()
-        return sharing is Sharing.YES
 
     def _check_open(self) -> None:
         if self._is_closed:

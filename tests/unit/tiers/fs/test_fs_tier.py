@@ -17,7 +17,7 @@ from kvstrata.core.request import ReqContext
 from kvstrata.core.results import LoadJob, LookupResult, StoreJob
 from kvstrata.core.tier import TierEnv
 from kvstrata.testing import FakeRegion, poison
-from kvstrata.testing.tier_calls import IDLE_STEP, PATIENCE_S, wait_for
+from kvstrata.testing.tier_calls import IDLE_STEP, PATIENCE_S, pause, wait_for
 from kvstrata.tiers.fs import FsTier
 from tests.disks import bytes_below, chunk_files
 from tests.fs_world import CHUNK_BYTES, CTX, FILE_BYTES, World, cap, quick_dir
@@ -312,9 +312,23 @@ def test_chunks_of_other_namespaces_count_and_leave_when_unused_for_longer(world
     world.store(1)
     world.clock.advance(10.0)
     world.store(2)
-    assert not other.root.joinpath("x").exists()
     assert world.hits(1, 2) == {1, 2}
     assert other.load(0) == {0}
+    other.close()
+
+
+def test_a_chunk_of_another_namespace_that_was_used_meanwhile_stays(world: World) -> None:
+    other = World(world.root)
+    other.open("other")
+    other.store(0)
+    world.clock.advance(10.0)
+    world.open(max_bytes=cap(2))
+    world.store(1)
+    os.utime(other.path_of(0), (world.clock.wall_s() + 5.0, world.clock.wall_s() + 5.0))
+    world.clock.advance(10.0)
+    world.store(2)
+    assert world.hits(1, 2) == {2}
+    assert other.load(0) == set()
     other.close()
 
 
@@ -446,6 +460,25 @@ def test_many_unknown_keys_are_one_probe_and_unknown_is_not_absent(world: World)
     assert world.hits(0) == {0}
 
 
+def test_a_request_that_was_told_absent_does_not_wait_again(world: World) -> None:
+    tier = world.open(shared="yes")
+    ctx = ReqContext("live")
+    tier.on_new_request(ctx)
+    assert tier.lookup(world.keys[0], ctx) is LookupResult.RETRY
+    world.settle()
+    for _ in range(5):
+        assert tier.lookup(world.keys[0], ctx) is LookupResult.MISS
+        world.settle()
+    other = World(world.root)
+    other.open()
+    other.store(0)
+    other.close()
+    world.clock.advance(2.0)
+    assert tier.lookup(world.keys[0], ctx) is LookupResult.MISS
+    world.settle()
+    assert tier.lookup(world.keys[0], ctx) is LookupResult.HIT
+
+
 def test_hung_reads_make_the_tier_fail_fast_and_it_comes_back(world: World) -> None:
     tier = world.open(num_threads=2, io_deadline_s=5.0)
     world.store(*range(16))
@@ -453,7 +486,7 @@ def test_hung_reads_make_the_tier_fail_fast_and_it_comes_back(world: World) -> N
     for i in range(16):
         tier.submit_load(LoadJob(JobId(100 + i), [world.keys[i]], [32 + i]))
     while world.disk.calls["read"] < 3:
-        threading.Event().wait(0.001)
+        pause()
     world.clock.advance(6.0)
     failed = {result.job_id for result in tier.get_finished_jobs()}
     assert len(failed) == 13  # three are being read
@@ -476,7 +509,7 @@ def test_a_slot_stays_its_jobs_until_the_late_read_is_over(world: World) -> None
     with world.disk.held("read"):
         tier.submit_load(LoadJob(JobId(100), [world.keys[0]], [40]))
         while not world.disk.calls["read"]:
-            threading.Event().wait(0.001)
+            pause()
         world.clock.advance(6.0)
         assert list(tier.get_finished_jobs()) == []
         assert [job.job_id for job in tier.get_stats().jobs] == [100]
@@ -492,7 +525,7 @@ def test_a_hung_store_ends_at_its_deadline_and_never_appears(world: World) -> No
     with world.disk.held("write"):
         tier.submit_store(StoreJob(JobId(100), [world.keys[0]], [0]))
         while not world.disk.calls["write"]:
-            threading.Event().wait(0.001)
+            pause()
         world.clock.advance(6.0)
         assert wait_for(tier, 100)[100].failed == {world.keys[0]}
         poison(world.slots.row(0))  # its slot is somebody else's now
@@ -508,6 +541,10 @@ def test_a_load_does_not_wait_for_queued_stores(world: World) -> None:
     with world.disk.held("write"):
         for i in range(30):
             tier.submit_store(StoreJob(JobId(100 + i), [world.keys[i]], [i]))
+        while world.disk.calls["write"] < 3:  # that of chunk 31, and two held ones
+            pause()
+        for _ in range(10):
+            pause()  # time for a third one, if there could be one
         assert world.load(31) == set()
     wait_for(tier, *range(100, 130))
 
@@ -555,7 +592,7 @@ def test_a_chunk_deleted_while_it_is_written_never_appears(world: World) -> None
     with world.disk.held("write"):
         tier.submit_store(StoreJob(JobId(100), world.keys[:2], [0, 1]))
         while not world.disk.calls["write"]:
-            threading.Event().wait(0.001)
+            pause()
         tier.delete([world.keys[0]])
     assert wait_for(tier, 100)[100].failed == {world.keys[0]}
     assert world.hits(0, 1) == {1}
@@ -640,6 +677,30 @@ def test_a_low_priority_makes_no_room_among_higher_ones(world: World) -> None:
     wait_for(tier, 100)
     assert world.store(5) == {5}
     assert world.hits(0, 1, 5) == {0, 1}
+
+
+def test_what_another_process_wrote_meanwhile_is_not_written_again(world: World) -> None:
+    world.open()
+    other = World(world.root)
+    other.open()
+    other.store(0, 1)
+    assert world.store(0, 1, 2) == set()
+    assert world.disk.calls["write"] == 1
+    assert world.tier.get_stats()["present_chunks"] == 2
+    assert world.load(0, 1, 2) == set()
+    other.close()
+
+
+def test_a_newcomer_to_a_full_root_makes_room_among_the_chunks_of_others(world: World) -> None:
+    world.open(max_bytes=cap(4))
+    other = World(world.root)
+    other.open(max_bytes=cap(4))
+    other.store(0, 1, 2, 3)
+    assert world.store(10, 11) == set()
+    assert world.hits(10, 11) == {10, 11}
+    assert len(chunk_files(world.root)) == 4
+    assert world.tier.get_stats().state == "ok"
+    other.close()
 
 
 def test_the_root_may_be_used_twice_in_one_process(world: World, tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""Threads that run a tier's requests: urgent lanes first, each lane within its bound."""
+
+import heapq
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from itertools import count
+from typing import Final
+
+logger = logging.getLogger("kvstrata.object")
+
+Task = Callable[[], None]
+
+
+class Lane(IntEnum):
+    """What a task does; a lower number goes first."""
+
+    LOAD = 0
+    PROBE = 1
+    STORE = 2
+    UPKEEP = 3
+
+
+_WITH_PAYLOAD: Final = (Lane.LOAD, Lane.STORE)
+
+_NUM_STARTS_MAX: Final = 4
+"""Threads that one call starts or wakes; these do the same for others while there is work."""
+
+
+class WorkerPool:
+    """At most `num_threads_max` threads, started as they are needed, kept until `close`.
+
+    A task never raises: what it lets out is logged and lost. Thread: any.
+    """
+
+    def __init__(
+        self, name: str, num_threads_max: int, num_payloads_max: int, num_max: Mapping[Lane, int]
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            name: Of the threads.
+            num_threads_max: Tasks that run at one time.
+            num_payloads_max: How many of them may be loads and stores.
+            num_max: Further bounds, by lane.
+        """
+        self._name = name
+        self._num_threads_max = num_threads_max
+        self._num_payloads_max = num_payloads_max
+        self._num_max = num_max
+        self._waiting: dict[Lane, deque[Task]] = {lane: deque() for lane in Lane}
+        self._later: list[tuple[float, int, Lane, Task]] = []  # a heap, by time
+        self._order = count()
+        self._held: Counter[Lane] = Counter()
+        self._running: Counter[Lane] = Counter()
+        self._threads: list[threading.Thread] = []
+        self._num_idle = 0
+        self._is_closed = False
+        self._wake = threading.Condition()
+
+    def submit(self, lane: Lane, *tasks: Task, delay_s: float = 0.0) -> None:
+        """Queue tasks, to begin no sooner than `delay_s` from now; after `close` they are lost."""
+        with self._wake:
+            if self._is_closed:
+                return
+            if delay_s > 0:
+                due_s = time.monotonic() + delay_s
+                for task in tasks:
+                    heapq.heappush(self._later, (due_s, next(self._order), lane, task))
+            else:
+                self._waiting[lane].extend(tasks)
+            self._start_threads()
+            self._wake.notify(min(len(tasks), _NUM_STARTS_MAX))
+
+    def _start_threads(self) -> None:
+        num_queued = sum(map(len, self._waiting.values())) + len(self._later)
+        num_missing = min(
+            num_queued - self._num_idle, self._num_threads_max - len(self._threads), _NUM_STARTS_MAX
+        )
+        for _ in range(num_missing):
+            name = f"{self._name}-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def hold(self, lane: Lane) -> None:
+        """Begin no more tasks of a lane until it was released as often as it was held."""
+        with self._wake:
+            self._held[lane] += 1
+
+    def release(self, lane: Lane) -> None:
+        """Take back one `hold`."""
+        with self._wake:
+            self._held[lane] -= 1
+            self._wake.notify_all()
+
+    def num_running(self) -> int:
+        """Return how many tasks run now."""
+        with self._wake:
+            return self._running.total()
+
+    def close(self, timeout_s: float) -> bool:
+        """Drop what waits and let running tasks end; say whether all threads are gone.
+
+        Nothing stops a request that runs: it ends at the latest with its own timeout.
+        """
+        with self._wake:
+            self._is_closed = True
+            for lane in Lane:
+                self._waiting[lane].clear()
+            self._later.clear()
+            self._wake.notify_all()
+            threads = list(self._threads)
+        until_s = time.monotonic() + timeout_s
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _run(self) -> None:
+        while (found := self._next()) is not None:
+            lane, task = found
+            try:
+                task()
+            except Exception:  # the top of a worker thread
+                logger.exception("%s: a task failed in a way that nobody foresaw", self._name)
+            del task, found
+            with self._wake:
+                self._running[lane] -= 1
+                self._wake.notify()
+
+    def _next(self) -> tuple[Lane, Task] | None:
+        """Wait for a task that may run; None: the pool is closed."""
+        with self._wake:
+            while not self._is_closed:
+                now_s = time.monotonic()
+                while self._later and self._later[0][0] <= now_s:
+                    _, _, lane, task = heapq.heappop(self._later)
+                    self._waiting[lane].append(task)
+                for lane in Lane:
+                    if self._waiting[lane] and self._may_run(lane):
+                        self._running[lane] += 1
+                        if any(self._waiting.values()):
+                            self._start_threads()
+                            self._wake.notify()
+                        return lane, self._waiting[lane].popleft()
+                self._num_idle += 1
+                self._wake.wait(self._later[0][0] - now_s if self._later else None)
+                self._num_idle -= 1
+            return None
+
+    def _may_run(self, lane: Lane) -> bool:
+        if self._held[lane] or self._running[lane] >= self._num_max.get(
+            lane, self._num_threads_max
+        ):
+            return False
+        if lane not in _WITH_PAYLOAD:
+            return True
+        return sum(self._running[each] for each in _WITH_PAYLOAD) < self._num_payloads_max
