@@ -160,9 +160,9 @@ def measure(options: argparse.Namespace, environment: dict[str, str]) -> dict[st
         peer = start_lmcache(options.host_bytes / 2**30, environment)
     variants = []
     try:
-        for name in names:
-            variants.append(Variant(name, arguments, environment))
-            variants[-1].answer()
+        variants += [Variant(name, arguments, environment) for name in names]
+        for variant in variants:
+            variant.answer()
         result = {**rounds(variants, prompts, options), "variants": names}
         result["throughput_ratio"] = throughput(variants[0], variants[2], options)
         variants.pop(2).close()

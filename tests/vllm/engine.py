@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from tests.vllm.models import VOCABULARY
 
 PLAIN = "kvstrata.integrations.vllm:KVStrataConnector"
 Tokens = list[list[int]]
+# Waiting for a copy takes steps of no work as well; the slowest test needs a twentieth of this.
+NUM_STEPS_MAX = 200_000
 
 
 def prompts(num: int, num_tokens: int, seed: int, num_shared: int = 0) -> Tokens:
@@ -71,47 +73,52 @@ class Engine:
 
     def run(self, batch: Sequence[list[int]], num_new: int = 8, **sampling: Any) -> Tokens:
         """Generate greedily for all prompts at once; returns the new tokens."""
-        params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True, **sampling)
-        outputs = self.llm.generate(
-            [TokensPrompt(prompt_token_ids=tokens) for tokens in batch], params, use_tqdm=False
-        )
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        done = self.steps(batch, num_new, {}, **sampling)
+        return [done[i] for i in range(len(batch))]
 
     def run_each(self, batch: Sequence[list[int]], num_new: int = 8, **sampling: Any) -> Tokens:
         """Generate for one prompt after the other."""
         return [self.run([tokens], num_new, **sampling)[0] for tokens in batch]
 
-    def run_and_abort(
+    def steps(
         self,
         batch: Sequence[list[int]],
         num_new: int,
-        aborted: Collection[int],
-        after_steps: Sequence[int],
+        events: Mapping[int, Callable[[], None]],
+        **sampling: Any,
     ) -> dict[int, list[int]]:
-        """Generate for all prompts at once, aborting some one by one; returns what got through.
+        """Generate greedily for all prompts at once; returns what got through, by number.
 
         Args:
-            batch: The prompts.
+            batch: The prompts; the request of number i has the id `str(i)`.
             num_new: Tokens to generate.
-            aborted: Numbers of the prompts to abort.
-            after_steps: When; the last of them again and again.
+            events: What happens before which step.
+            sampling: More sampling parameters.
+
+        Raises:
+            AssertionError: The requests do not end in a generous number of steps: some starve.
         """
         core = self.llm.llm_engine
-        params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True, **sampling)
+        ids: dict[str, int] = {}
         for i, tokens in enumerate(batch):
             core.add_request(str(i), TokensPrompt(prompt_token_ids=tokens), params)
+            ids[str(i)] = i
         done: dict[int, list[int]] = {}
-        waits, victims = list(after_steps), list(aborted)
-        next_abort = waits.pop(0)
+        step = 0
         while core.has_unfinished_requests():
+            if step in events:
+                events[step]()
             for output in core.step():
                 if output.finished:
-                    done[int(output.request_id)] = list(output.outputs[0].token_ids)
-            next_abort -= 1
-            if victims and next_abort <= 0:
-                core.abort_request([str(victims.pop(0))])
-                next_abort = waits.pop(0) if waits else after_steps[-1]
+                    done[ids[output.request_id]] = list(output.outputs[0].token_ids)
+            step += 1
+            assert step < NUM_STEPS_MAX, f"still unfinished: {sorted(ids.values() - done.keys())}"
         return done
+
+    def abort(self, number: int) -> None:
+        """Abort one request of a running batch."""
+        self.llm.llm_engine.abort_request([str(number)])
 
     def counter(self, name: str) -> float:
         """The value of one of the engine's counters, over all labels."""

@@ -18,8 +18,13 @@ def save_smollm2(folder: Path) -> Path | None:
         return None
     where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-    model.save_pretrained(folder)
+    loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    # What was read from GGUF counts as quantized and can't be saved; a copy of it can.
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
+    plain = type(loaded)(loaded.config)
+    plain.load_state_dict(loaded.state_dict())
+    plain.save_pretrained(folder)
     return folder
 
 
