@@ -55,6 +55,7 @@ class ChunkStore:
         self.policy = policy
         self.expiry = Expiry()
         self.clock = clock
+        self.reserved_s = 0.0  # when somebody last asked for slots
         self.num_evicted = 0
         self.num_expired = 0
         self.num_refused = 0
@@ -78,7 +79,8 @@ class ChunkStore:
 
     def reserve(self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail) -> Reservation:
         """Get slots for these absent, distinct keys, from the first on as far as admitted."""
-        table, now_s = self.table, self.clock.now_s()
+        table = self.table
+        now_s = self.reserved_s = self.clock.now_s()
         if trail.runs:
             trail.runs = _with_heads(trail.runs)
         num_admitted, victims, is_refusal = self.policy.admit(trail, keys, table.num_free, now_s)
@@ -216,6 +218,8 @@ class ChunkStore:
             ContractError: One of them can't be loaded. Nothing is held.
         """
         runs = self.table.resident_runs(keys)
+        if len(runs) == 1 and len(runs[0].keys) == len(keys):
+            return self.table.hold(runs, keys)
         if sum([len(run.keys) for run in runs]) != len(keys) or len(set(runs)) < len(runs):
             missing = [key for key in keys if not self.is_resident(key)]
             if missing:

@@ -140,7 +140,7 @@ class CPUOffloadingManager(OffloadingManager):
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
         held = self.store.hold(list(keys))
         state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
-        if state.is_idle:
+        if not (state.loads or state.num_storing):
             state.copying_since_s = self.store.clock.now_s()
         state.loads.append(held)
         slots: list[int] = []
@@ -220,8 +220,8 @@ class CPUOffloadingManager(OffloadingManager):
             if not is_refusal:
                 counters.no_room += 1
                 return None
-        if state.is_idle:
-            state.copying_since_s = store.clock.now_s()
+        if not (state.loads or state.num_storing):
+            state.copying_since_s = store.reserved_s
         state.num_storing += len(stored)
         return PrepareStoreOutput(stored, LoadStoreSpec(slots), evicted)
 
