@@ -69,7 +69,7 @@ class GuardPolicy(LruPolicy):
         turn = trail.state
         if not isinstance(turn, _Turn):
             turn = trail.state = _Turn()
-        if turn.refused is not None and turn.refused not in keys:
+        if not num_free and turn.refused is not None and turn.refused not in keys:
             return Admission(0, (), is_refusal=True)  # of no use without the one before
         turn.refused = None
         num_missing = len(keys) - num_free

@@ -150,7 +150,7 @@ class HazardPolicy(EvictionPolicy):
         turn = trail.state
         if not isinstance(turn, _Turn):
             turn = trail.state = _Turn(now_s)
-        if turn.refused is not None and turn.refused not in keys:
+        if not num_free and turn.refused is not None and turn.refused not in keys:
             return Admission(0, (), is_refusal=True)  # of no use without the one before
         walk = VictimWalk(self._queues, self._value.rates, now_s, trail.runs)
         num_admitted, num_left, is_refusal = 0, num_free, False
