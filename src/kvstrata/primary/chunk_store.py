@@ -211,12 +211,18 @@ class ChunkStore:
             self.table.join(run)
             trail.last_stored = head
 
-    def hold(self, keys: list[OffloadKey]) -> Held:
+    def hold(self, keys: list[OffloadKey], trail: RequestTrail | None = None) -> Held:
         """Forbid that these resident chunks leave, once for each chunk however often it is named.
+
+        What the request of the trail has just accessed need not be looked for again.
 
         Raises:
             ContractError: One of them can't be loaded. Nothing is held.
         """
+        if trail is not None and len(trail.runs) == 1:
+            run = trail.runs[0]
+            if run.keys == keys and run.owner is None and not run.is_dropped:
+                return self.table.hold([run], keys)
         runs = self.table.resident_runs(keys)
         if len(runs) == 1 and len(runs[0].keys) == len(keys):
             return self.table.hold(runs, keys)

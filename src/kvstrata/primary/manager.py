@@ -138,8 +138,9 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
-        held = self.store.hold(list(keys))
-        state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
+        known = self.requests.states.get(ctx.req_id)
+        held = self.store.hold(list(keys), known.trail if known is not None else None)
+        state = known or self.requests.get(ctx)
         if not (state.loads or state.num_storing):
             state.copying_since_s = self.store.clock.now_s()
         state.loads.append(held)

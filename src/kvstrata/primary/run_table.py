@@ -228,6 +228,11 @@ class RunTable:
         Failed and dropped chunks are forgotten; the caller must tell the policy of the failed runs
         beforehand (`with_any_of`).
         """
+        runs = list(runs)
+        if len(runs) == 1 and not failed and not runs[0].is_dropped:  # as nearly always
+            runs[0].owner = None
+            runs[0].num_holds -= 1
+            return Settled(runs, runs[0].keys[:], [], len(runs[0].keys))
         resident: list[Run] = []
         stored: list[OffloadKey] = []
         lost: list[OffloadKey] = []

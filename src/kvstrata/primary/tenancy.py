@@ -24,6 +24,11 @@ class TenantOffloadingManager(DelegatingManager):
         super().__init__(inner)
         self._tenants = tenants
         self._is_by_hint = tenants.is_by_hint
+        # What names no keys goes straight on: a call less for each of these, every step.
+        self.on_new_request = inner.on_new_request  # type: ignore[method-assign]
+        self.on_request_finished = inner.on_request_finished  # type: ignore[method-assign]
+        self.on_schedule_end = inner.on_schedule_end  # type: ignore[method-assign]
+        self.take_events = inner.take_events  # type: ignore[method-assign]
 
     def _tagged(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[OffloadKey]:
         tag = self._tenants.resolve(ctx).tag
