@@ -11,7 +11,7 @@ from kvstrata.testing import FakeClock, numbered_key
 from kvstrata.testing.tier_calls import IDLE_STEP
 from tests.p2p_hosts import Host, Proxy, eventually
 
-A, B, C = (numbered_key(i) for i in range(3))
+A, B, C, ONLY_ONE, ONLY_TWO = (numbered_key(i) for i in range(5))
 HIT, MISS, PENDING, RETRY = (
     LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING, LookupResult.RETRY,
 )  # fmt: skip
@@ -71,9 +71,10 @@ def test_a_chunk_that_one_peer_no_longer_has_comes_from_another() -> None:
         Host("two", listen=LISTEN) as two,
         Host("reader", peers={"one": one.address, "two": two.address}) as reader,
     ):
-        one.primary.put(A, B)
-        two.primary.put(A, B)
-        eventually(lambda: reader.look_up(A, B) == [HIT, HIT])
+        one.primary.put(A, B, ONLY_ONE)
+        two.primary.put(A, B, ONLY_TWO)
+        # The last two show that both have answered, and not only the faster one.
+        eventually(lambda: reader.look_up(A, B, ONLY_ONE, ONLY_TWO) == [HIT] * 4)
         one.primary.evict(A)
         two.primary.evict(B)
         assert reader.fetch(A, B).failed == frozenset()
