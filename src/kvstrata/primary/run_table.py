@@ -226,7 +226,7 @@ class RunTable:
         """End the writing of runs: chunks become resident, failed ones free their slots.
 
         Failed and dropped chunks are forgotten; the caller must tell the policy of the failed runs
-        beforehand (`with_any_of`).
+        beforehand; `split_by` makes each run wholly failed or wholly not.
         """
         runs = list(runs)
         if len(runs) == 1 and not failed and not runs[0].is_dropped:  # as nearly always
