@@ -1,8 +1,8 @@
 """Residency events: which chunks came to, or left, which medium, and why."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 from kvstrata.core.keys import OffloadKey
 
@@ -30,7 +30,8 @@ class RemovalReason(Enum):
     EXTERNAL = "external"  # somebody else removed it
 
 
-class OffloadingEvent(NamedTuple):
+@dataclass(slots=True)
+class OffloadingEvent:
     """A change of residency that has already happened; it never announces an attempt.
 
     `medium` is `"cpu"` for the primary and the tier's name otherwise. `reason` is set exactly on

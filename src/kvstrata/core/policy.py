@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_DEFAULT, SessionHint
@@ -120,7 +120,8 @@ Victim = tuple[Run, int]
 """The last so many chunks of a run leave; all of them where that is its length."""
 
 
-class Admission(NamedTuple):
+@dataclass(slots=True)
+class Admission:
     """How many of the offered keys, counted from the first, may be stored, and who leaves.
 
     The policy has already forgotten victims that leave as a whole; the caller must drop them all.

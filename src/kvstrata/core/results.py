@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.request import ReqContext
@@ -18,13 +17,15 @@ class LookupResult(Enum):
     MISS = "miss"
 
 
-class LoadStoreSpec(NamedTuple):
+@dataclass(slots=True)
+class LoadStoreSpec:
     """Slots of one prepared copy: `slots[i]` holds, or will hold, the i-th key."""
 
     slots: Sequence[int]
 
 
-class PrepareStoreOutput(NamedTuple):
+@dataclass(slots=True)
+class PrepareStoreOutput:
     """What a store may copy.
 
     `keys_to_store` is a subset of the offered keys, in their order: those that are not there yet

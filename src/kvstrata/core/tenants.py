@@ -53,6 +53,8 @@ class TenantResolver:
         self._configs = dict(configs or {})
         self._default = self._configs.get(DEFAULT_TENANT, PLAIN_TENANT)
         self._nobody = self._make(None)
+        self.is_plain_by_default = self._kind == "hint" and self._default is PLAIN_TENANT
+        """Whether a request without hints has no tenant, and no settings apply to it."""
         self._cache: dict[str | None, Tenant] = {}
         self._secret = b""
         if self._kind == "signed":

@@ -76,7 +76,7 @@ class GuardPolicy(LruPolicy):
         if num_missing <= 0:
             return Admission(len(keys), ())
         victims, num_found, is_refusal = [], 0, False
-        for run, count in self._choose(num_missing, trail.runs):
+        for run, count in self._choose(num_missing, trail.runs)[0]:
             if now_s - run.used_s < self._idle_min_for(trail.session):
                 is_refusal = True
                 break

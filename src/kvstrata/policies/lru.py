@@ -45,24 +45,24 @@ class LruPolicy(EvictionPolicy):
         num_missing = len(keys) - num_free
         if num_missing <= 0:
             return Admission(len(keys), ())
-        victims = self._choose(num_missing, trail.runs)
-        num_found = 0
+        victims, num_missing = self._choose(num_missing, trail.runs)
         for run, count in victims:
-            num_found += count
             if count == len(run.keys):
                 self._queue.remove(run)
-        return Admission(num_free + num_found, victims)
+        return Admission(len(keys) - num_missing, victims)
 
-    def _choose(self, count: int, kept: Sequence[Run]) -> list[Victim]:
+    def _choose(self, count: int, kept: Sequence[Run]) -> tuple[list[Victim], int]:
+        """Name the oldest chunks that may leave; return how many of `count` are missing, too."""
         victims = []
         run = self._queue.oldest
         while run is not None and count:
             if run.owner is None and not run.num_holds and run not in kept:
-                num_taken = min(count, len(run.keys))
-                victims.append((run, num_taken))
-                count -= num_taken
+                num_chunks = len(run.keys)
+                num_chunks = min(num_chunks, count)
+                victims.append((run, num_chunks))
+                count -= num_chunks
             run = run.younger
-        return victims
+        return victims, count
 
     @override
     def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
@@ -84,7 +84,7 @@ class LruPolicy(EvictionPolicy):
 
     @override
     def choose(self, count: int) -> Sequence[Victim]:
-        return self._choose(count, ())
+        return self._choose(count, ())[0]
 
     @override
     def remove(self, run: Run) -> None:

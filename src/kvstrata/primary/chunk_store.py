@@ -17,6 +17,9 @@ from kvstrata.primary.run_table import Held, RunTable, Settled
 if TYPE_CHECKING:
     from kvstrata.core.tier import ChunkShelf
 
+# Looking up a member of an enum takes as long as a call, and these are needed for each request.
+_STORED, _REMOVED, _EVICTED = EventKind.STORED, EventKind.REMOVED, RemovalReason.EVICTED
+
 Removed = Callable[[Sequence[OffloadKey], RemovalReason], None]
 
 
@@ -83,8 +86,9 @@ class ChunkStore:
         now_s = self.reserved_s = self.clock.now_s()
         if trail.runs:
             trail.runs = _with_heads(trail.runs)
-        num_admitted, victims, is_refusal = self.policy.admit(trail, keys, table.num_free, now_s)
-        evicted = self._evict(victims)
+        admission = self.policy.admit(trail, keys, table.num_free, now_s)
+        num_admitted, is_refusal = admission.num_admitted, admission.is_refusal
+        evicted = self._evict(admission.victims) if admission.victims else []
         if num_admitted < len(keys):
             self.num_refused += (len(keys) - num_admitted) if is_refusal else 0
             keys = keys[:num_admitted]
@@ -129,14 +133,12 @@ class ChunkStore:
         return [*stored, *more], [*slots, *more_slots], evicted, is_refusal
 
     def _evict(self, victims: Sequence[Victim]) -> list[OffloadKey]:
-        evicted: list[OffloadKey] = []
-        for run, count in victims:
-            evicted += self.table.cut_tail(run, count)
+        evicted = self.table.cut_tails(victims)
         if evicted:
             self.num_evicted += len(evicted)
             for shelf in self.shelves:
                 shelf.withdraw(evicted)
-            self.on_removed(evicted, RemovalReason.EVICTED)
+            self.on_removed(evicted, _EVICTED)
         return evicted
 
     def _insert(self, run: Run, trail: RequestTrail, now_s: float) -> None:
@@ -167,7 +169,7 @@ class ChunkStore:
                     self.policy.remove(run)
         settled = self.table.settle(runs, failed)
         if settled.stored:
-            self.note(OffloadingEvent(EventKind.STORED, settled.stored, PRIMARY_MEDIUM))
+            self.note(OffloadingEvent(_STORED, settled.stored, PRIMARY_MEDIUM))
             for shelf in self.shelves:
                 for run in settled.runs:
                     shelf.publish(run.keys, run.slots, run.expires_at_s)
@@ -219,10 +221,17 @@ class ChunkStore:
         Raises:
             ContractError: One of them can't be loaded. Nothing is held.
         """
-        if trail is not None and len(trail.runs) == 1:
-            run = trail.runs[0]
-            if run.keys == keys and run.owner is None and not run.is_dropped:
-                return self.table.hold([run], keys)
+        if trail is not None:
+            used, at, num_keys = [], 0, len(keys)
+            for run in trail.runs:
+                end = at + len(run.keys)
+                is_usable = run.owner is None and not run.is_dropped
+                if at == num_keys or keys[at:end] != run.keys or not is_usable:
+                    break
+                used.append(run)
+                at = end
+            if at == num_keys:
+                return self.table.hold(used, keys)
         runs = self.table.resident_runs(keys)
         if len(runs) == 1 and len(runs[0].keys) == len(keys):
             return self.table.hold(runs, keys)
@@ -270,7 +279,8 @@ class ChunkStore:
 
     def note_removed(self, keys: Sequence[OffloadKey], reason: RemovalReason) -> None:
         """Record that chunks left."""
-        self.note(OffloadingEvent(EventKind.REMOVED, keys, PRIMARY_MEDIUM, reason))
+        self._num_noted += 1
+        self._events.append(OffloadingEvent(_REMOVED, keys, PRIMARY_MEDIUM, reason))
 
     def note(self, event: OffloadingEvent) -> None:
         """Record an event; the oldest makes room when nobody takes them."""
@@ -327,9 +337,11 @@ def _continues(trail: RequestTrail, keys: list[OffloadKey]) -> bool:
     """
     if not trail.runs:
         return False
-    num_here = sum([len(run.keys) for run in trail.runs])
+    num_here = 0
+    for run in trail.runs:
+        num_here += len(run.keys)
     rest = trail.prefix[num_here : num_here + len(keys)]
-    return not rest or rest == keys or list(rest) == keys[: len(rest)]
+    return rest == keys or not rest or list(rest) == keys[: len(rest)]
 
 
 def _equal_stretches(

@@ -66,6 +66,7 @@ class CPUOffloadingManager(OffloadingManager):
         self.store = ChunkStore(region.num_slots, policy, limits, clock)
         self._protection = Protection(self.store.table, limits.num_protected_max, limits.protect_s)
         self.requests = RequestTable(tenants or TenantResolver(), clock, self._need_classes)
+        self.take_events = self.store.take_events  # type: ignore[method-assign]  # a call less
         self.make_room: Callable[[RequestState, int], int] = lambda _state, _count: 0
         self._with_classes: Callable[[EvictionPolicy], EvictionPolicy] | None = with_classes
 
@@ -199,8 +200,8 @@ class CPUOffloadingManager(OffloadingManager):
         if store.expiry.watched:
             store.expire()
         new = store.table.absent(keys)
-        if store.table.has_dropped:
-            written = store.table.dropped_writes(state)
+        if store.table.dropped.runs:
+            written = store.table.dropped.writes_of(state)
             new = [key for key in new if key not in written]
         counters.present_chunks += len(keys) - len(new)
         if not new:

@@ -1,6 +1,7 @@
 """What the primary remembers of one request: its trail, its copies, its protected chunks."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -11,7 +12,7 @@ from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import RequestTrail
 from kvstrata.core.request import NO_HINTS, PRIORITY_DEFAULT, ReqContext
 from kvstrata.core.stats import NO_JOB, JobStats
-from kvstrata.core.tenants import PLAIN_TENANT, TenantResolver
+from kvstrata.core.tenants import TenantResolver
 from kvstrata.primary.run_table import Held
 
 
@@ -54,7 +55,7 @@ class RequestState:
         for load in self.loads:
             taken = [key for key in unknown if key in load.keys]
             if taken:
-                found.append(load._replace(keys=taken, num_splits=-1))
+                found.append(replace(load, keys=taken, num_splits=-1))
                 unknown = [key for key in unknown if key not in taken]
         return found, unknown
 
@@ -67,7 +68,7 @@ class RequestState:
                     break
                 if load.epoch == done.epoch and set(done.keys) <= set(load.keys):
                     rest = [key for key in load.keys if key not in done.keys]
-                    kept = load._replace(keys=rest, num_splits=-1)
+                    kept = replace(load, keys=rest, num_splits=-1)
                     self.loads[i : i + 1] = [kept] if rest else []
                     break
 
@@ -119,7 +120,7 @@ class RequestTable:
         """
         state = self.states.get(ctx.req_id)
         if state is None:
-            state = self.get(ctx)
+            state = self.states[ctx.req_id] = self._make(ctx)
         elif state.is_live:
             raise ContractError(f"request {ctx.req_id!r} is live already")
         state.is_live = True
@@ -138,10 +139,10 @@ class RequestTable:
 
     def _make(self, ctx: ReqContext) -> RequestState:
         state = RequestState(ctx)
-        hints, tenant = ctx.hints, self._tenants.resolve(ctx)
-        if hints is NO_HINTS and tenant.config is PLAIN_TENANT:
+        hints = ctx.hints
+        if hints is NO_HINTS and self._tenants.is_plain_by_default:
             return state
-        trail = state.trail
+        trail, tenant = state.trail, self._tenants.resolve(ctx)
         trail.priority, trail.session = hints.priority, hints.session
         trail.pool = tenant.name if tenant.config.quota < 1 else None
         if hints.retention or trail.priority != PRIORITY_DEFAULT or trail.pool is not None:

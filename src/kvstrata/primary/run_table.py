@@ -1,13 +1,15 @@
 """Which chunk is in which slot, in runs: free slots, what is being written, what is held."""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import RequestTrail, Run
+from kvstrata.core.policy import RequestTrail, Run, Victim
+from kvstrata.primary.dropped_runs import DroppedRuns
 
 
-class Held(NamedTuple):
+@dataclass(slots=True)
+class Held:
     """Distinct chunks that something holds, and where the table stood when it took hold."""
 
     keys: list[OffloadKey]
@@ -16,7 +18,8 @@ class Held(NamedTuple):
     epoch: int
 
 
-class Settled(NamedTuple):
+@dataclass(slots=True)
+class Settled:
     """Runs that can be loaded now, their keys, keys whose copy failed, and chunks in all."""
 
     runs: list[Run]
@@ -47,9 +50,11 @@ class RunTable:
         self._on_split = on_split
         self._free = list(range(num_slots - 1, -1, -1))
         self._run_of: dict[OffloadKey, Run] = {}
-        self._dropped: list[tuple[int, Run]] = []  # (epoch, run): without keys, slots in use
+        self.dropped = DroppedRuns()
         self._epoch = 0  # counts drops: tells a hold on what was dropped from one on what is here
         self._num_splits = 0
+        # The keys that were found last to have no slot; whoever touches chunks often stores soon.
+        self._known_absent: Sequence[OffloadKey] = ()
 
     @property
     def num_free(self) -> int:
@@ -75,7 +80,7 @@ class RunTable:
     def all_runs(self) -> tuple[list[Run], list[Run]]:
         """Return the runs with keys in the table, and the dropped ones. Scans everything."""
         here = list(dict.fromkeys(list(self._run_of.values())))
-        return here, [run for _, run in list(self._dropped)]
+        return here, [run for _, run in list(self.dropped.runs)]
 
     def count_prefix(self, keys: Sequence[OffloadKey]) -> int:
         """Return how many keys, from the first on, are resident."""
@@ -96,22 +101,10 @@ class RunTable:
     def absent(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
         """Return the distinct keys that have no slot, in order."""
         run_of = self._run_of
-        if run_of.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
+        are_absent = self._known_absent == keys or run_of.keys().isdisjoint(keys)
+        if are_absent and len(set(keys)) == len(keys):
             return list(keys)
         return [key for key in dict.fromkeys(keys) if key not in run_of]
-
-    @property
-    def has_dropped(self) -> bool:
-        """Whether any dropped run's slots are still in use."""
-        return bool(self._dropped)
-
-    def dropped_writes(self, owner: Hashable) -> set[OffloadKey]:
-        """Return the dropped chunks that the owner is still writing.
-
-        It must not write them again before it has settled them: nobody could tell which of the two
-        copies a completion is about.
-        """
-        return {key for _, run in self._dropped if run.owner is owner for key in run.keys}
 
     def resident_runs(self, keys: Sequence[OffloadKey]) -> list[Run]:
         """Return the runs that hold exactly the resident ones of `keys`, split at the edges."""
@@ -122,6 +115,7 @@ class RunTable:
             if run is None:
                 rest = keys[at:]
                 if run_of.keys().isdisjoint(rest):
+                    self._known_absent = rest
                     break
                 at += next(i for i, key in enumerate(rest) if key in run_of)
             elif run.owner is not None:
@@ -152,15 +146,14 @@ class RunTable:
         head.priority, head.pool, head.expires_at_s = run.priority, run.pool, run.expires_at_s
         head.parent, run.parent, head.num_children = run.parent, head, 1
         if run.is_dropped:
-            epoch = next(epoch for epoch, other in self._dropped if other is run)
-            self._dropped.append((epoch, head))
-            self._dropped.sort(key=lambda item: item[0])
+            self.dropped.add_head(head, run)
         else:
             self._enter(head.keys, head)
             self._on_split(head, run)
         return head
 
     def _enter(self, keys: Iterable[OffloadKey], run: Run) -> None:
+        self._known_absent = ()
         run_of = self._run_of
         for key in keys:  # twice as fast as update(fromkeys()), which builds a second dictionary
             run_of[key] = run
@@ -210,10 +203,7 @@ class RunTable:
         while at < len(distinct):
             run = self._run_of.get(distinct[at])
             if run is None or run.owner is not owner:
-                run = next(
-                    (r for _, r in self._dropped if r.owner is owner and distinct[at] in r.keys),
-                    None,
-                )
+                run = self.dropped.find_write(owner, distinct[at])
             if run is None:
                 unknown.append(distinct[at])
                 at += 1
@@ -266,20 +256,27 @@ class RunTable:
             pieces.append(run)
         return pieces
 
-    def cut_tail(self, run: Run, count: int) -> list[OffloadKey]:
-        """Free the last `count` chunks of a run that nothing holds; return their keys."""
-        if count == len(run.keys):
+    def cut_tails(self, victims: Iterable[Victim]) -> list[OffloadKey]:
+        """Free the last chunks of runs that nothing holds; return their keys."""
+        run_of, free = self._run_of, self._free
+        gone: list[OffloadKey] = []
+        for run, count in victims:
             keys, slots = run.keys, run.slots
-            run.keys, run.slots = [], []
-            self._leave_parent(run)
-        else:
-            keys, slots = run.keys[-count:], run.slots[-count:]
-            del run.keys[-count:], run.slots[-count:]
-        self._free += slots
-        run_of = self._run_of
-        for key in keys:
+            if count == len(keys):
+                gone += keys
+                free += slots
+                run.keys, run.slots = [], []
+                parent = run.parent
+                if parent is not None:
+                    parent.num_children -= 1
+                    run.parent = None
+            else:
+                gone += keys[-count:]
+                free += slots[-count:]
+                del keys[-count:], slots[-count:]
+        for key in gone:
             del run_of[key]
-        return keys
+        return gone
 
     def hold(self, runs: list[Run], keys: list[OffloadKey] | None = None) -> Held:
         """Forbid that distinct resident runs leave, one time more each.
@@ -296,10 +293,11 @@ class RunTable:
 
     def unhold(self, held: Held) -> None:
         """Take back a hold."""
-        keys, runs, num_splits, epoch = held
-        if num_splits != self._num_splits or epoch != self._epoch:
-            if self._dropped:
-                keys = self._unhold_dropped(keys, epoch)
+        runs = held.runs
+        if held.num_splits != self._num_splits or held.epoch != self._epoch:
+            keys = held.keys
+            if self.dropped.runs:
+                keys = self._unhold_dropped(keys, held.epoch)
             runs = self.resident_runs(keys)
         for run in runs:
             run.num_holds -= 1
@@ -308,14 +306,7 @@ class RunTable:
         """Do it for keys that were dropped since; return the others."""
         here = []
         for key in keys:
-            found = next(
-                (
-                    run
-                    for dropped, run in self._dropped
-                    if dropped >= epoch and run.owner is None and key in run.keys
-                ),
-                None,
-            )
+            found = self.dropped.find_held(key, epoch)
             if found is None:
                 here.append(key)
                 continue
@@ -350,8 +341,7 @@ class RunTable:
             for key in run.keys:
                 del self._run_of[key]
             self._leave_parent(run)
-            run.is_dropped = True
-            self._dropped.append((self._epoch, run))
+            self.dropped.add(self._epoch, run)
         self._epoch += 1
         return gone
 
@@ -364,7 +354,7 @@ class RunTable:
 
     def _release_dropped(self, run: Run) -> None:
         self._free += run.slots
-        self._dropped = [item for item in self._dropped if item[1] is not run]
+        self.dropped.remove(run)
 
     @staticmethod
     def _leave_parent(run: Run) -> None:
