@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 from typing_extensions import override
 
@@ -33,27 +34,29 @@ class _Standing:
 
 
 class _Batch:
-    """Ghosts that left together, in prefix order: their keys as one text, all equally long."""
+    """Ghosts that left together, in prefix order: their keys begin the text, all equally long."""
 
     __slots__ = ("first", "num_keys", "place", "text", "width")
 
-    def __init__(self, place: int, keys: list[OffloadKey]) -> None:
+    def __init__(self, place: int, keys: list[OffloadKey], text: bytes) -> None:
         self.place = place
         self.first: bytes = keys[0]  # the key it is found by
         self.num_keys = len(keys)
         self.width = len(keys[0])
-        self.text = b"".join(keys)
+        self.text = text
 
     def num_common(self, keys: Sequence[OffloadKey]) -> int:
         """Return how many of its keys, from the first on, are those of a path."""
         text, width = self.text, self.width
-        if b"".join(keys[: self.num_keys]) == text:
-            return self.num_keys
+        if text.startswith(b"".join(keys[: self.num_keys])):
+            return min(len(keys), self.num_keys)
         for i, key in enumerate(keys[: self.num_keys]):
             if text[i * width : (i + 1) * width] != key:
                 return i
         return min(len(keys), self.num_keys)
 
+
+_num_keys_of = attrgetter("num_keys")
 
 _Found = list[tuple[int, int, _Batch]]
 """Where ghosts begin in a path, how many they are, and their batch."""
@@ -70,17 +73,18 @@ class _Ghosts:
         self.batch_of: dict[bytes, _Batch] = {}
         self.sizes = [0, 0]
         self._queues: tuple[deque[_Batch], deque[_Batch]] = (deque(), deque())
+        self._num_empty = 0  # batches in the queues of which nothing is left
 
     def add(self, place: int, keys: list[OffloadKey]) -> None:
         """Remember evicted chunks, in prefix order: the last one left first."""
-        batch = _Batch(place, keys)
-        if len(batch.text) != len(keys) * batch.width:  # not equally long: each on its own
+        text, first, num_keys = b"".join(keys), keys[0], len(keys)
+        if len(text) != num_keys * len(first):  # not equally long: each on its own
             for key in reversed(keys):
                 self.add(place, [key])
             return
-        self.batch_of[keys[0]] = batch
+        batch = self.batch_of[first] = _Batch(place, keys, text)
         self._queues[place].append(batch)
-        self.sizes[place] += len(keys)
+        self.sizes[place] += num_keys
 
     def find(self, keys: list[OffloadKey]) -> _Found:
         """Return the ghosts on a path, of which nothing is stored."""
@@ -115,7 +119,16 @@ class _Ghosts:
             batch.first = batch.text[: batch.width]
             if batch.num_keys:
                 self.batch_of[batch.first] = batch
+            else:
+                self._num_empty += 1
+        if self._num_empty > 64 + sum(map(len, self._queues)) // 2:
+            self._sweep()
         return num_pulled
+
+    def _sweep(self) -> None:
+        """Drop empty batches; comes after as many pulls as there are others."""
+        once, often = (deque(filter(_num_keys_of, queue)) for queue in self._queues)
+        self._queues, self._num_empty = (once, often), 0
 
     def trim(self, place: int, num_max: int) -> None:
         """Forget the oldest ghosts of a list beyond a number."""
@@ -124,23 +137,24 @@ class _Ghosts:
             return
         self.sizes[place] -= num_over
         queue, batch_of = self._queues[place], self.batch_of
-        while num_over:
-            batch = queue[0]
-            if batch.num_keys <= num_over:
-                num_over -= batch.num_keys
-                if batch_of.get(batch.first) is batch:
-                    del batch_of[batch.first]
-                queue.popleft()
-            else:
-                batch.num_keys -= num_over
-                batch.text = batch.text[: batch.num_keys * batch.width]
-                num_over = 0
+        while num_over >= (batch := queue[0]).num_keys:
+            num_over -= batch.num_keys
+            if not batch.num_keys:
+                self._num_empty -= 1
+            elif batch_of.get(batch.first) is batch:
+                del batch_of[batch.first]
+            queue.popleft()
+            if not num_over:
+                return
+        batch.num_keys -= num_over
 
     def check(self) -> None:
         """Assert every invariant."""
+        empty = [batch for queue in self._queues for batch in queue if not batch.num_keys]
+        assert len(empty) == self._num_empty
         for place, queue in enumerate(self._queues):
             assert self.sizes[place] == sum(batch.num_keys for batch in queue)
-            assert all(len(batch.text) == batch.num_keys * batch.width for batch in queue)
+            assert all(len(batch.text) >= batch.num_keys * batch.width for batch in queue)
         for first, batch in self.batch_of.items():
             assert batch.first == first
             assert batch in self._queues[batch.place]
@@ -170,8 +184,11 @@ class ArcPolicy(EvictionPolicy):
         runs: Sequence[Run],
         now_s: float,
     ) -> None:
-        turn = self._turn_of(trail, now_s)
-        turn.at_s, turn.place = now_s, _ONCE
+        turn = trail.state
+        if isinstance(turn, _Turn):
+            turn.at_s, turn.place = now_s, _ONCE
+        else:
+            turn = trail.state = _Turn(now_s)
         self._use(turn, runs)
 
     def _use(self, turn: _Turn, runs: Sequence[Run]) -> None:
@@ -180,13 +197,15 @@ class ArcPolicy(EvictionPolicy):
         for run in reversed(runs):
             standing = run.state
             assert isinstance(standing, _Standing)
-            lists[standing.place].remove(run)
-            sizes[standing.place] -= standing.size
-            standing.size = len(run.keys)
+            place, size = standing.place, len(run.keys)
+            lists[place].remove(run)
+            sizes[place] -= standing.size
             if standing.turn is not turn:
                 standing.turn, standing.place = turn, _OFTEN
-            lists[standing.place].add_youngest(run)
-            sizes[standing.place] += standing.size
+                place = _OFTEN
+            standing.size = size
+            lists[place].add_youngest(run)
+            sizes[place] += size
 
     @override
     def admit(
@@ -213,10 +232,14 @@ class ArcPolicy(EvictionPolicy):
 
     def _trim(self, num_new: int) -> None:
         """Keep tracked chunks, so many new ones, and ghosts within twice the capacity."""
-        ghosts, (num_once, num_often) = self._ghosts, self._sizes
+        ghosts, capacity, (num_once, num_often) = self._ghosts, self.capacity, self._sizes
         num_once += num_new
-        ghosts.trim(_ONCE, self.capacity - num_once)
-        ghosts.trim(_OFTEN, 2 * self.capacity - num_once - num_often - ghosts.sizes[_ONCE])
+        sizes = ghosts.sizes
+        if sizes[_ONCE] > capacity - num_once:
+            ghosts.trim(_ONCE, capacity - num_once)
+        num_often_max = 2 * capacity - num_once - num_often - sizes[_ONCE]
+        if sizes[_OFTEN] > num_often_max:
+            ghosts.trim(_OFTEN, num_often_max)
 
     def _adapt(self, found: _Found) -> None:
         """Shift the balance towards the list whose ghosts are asked for."""
@@ -277,15 +300,11 @@ class ArcPolicy(EvictionPolicy):
         self._sizes[place] += size
         if sum(self._sizes) + sum(self._ghosts.sizes) > 2 * self.capacity:
             self._trim(0)  # a run that was moved here was not admitted
-        if trail.runs:
-            together, num_alike = [], 0
-            for used in trail.runs:
-                if isinstance(used.state, _Standing):
-                    together.append(used)
-                    num_alike += used.state.place == place
-            if num_alike or turn.at_s < now_s:
-                turn.at_s = now_s
-                self._use(turn, together)
+        is_later, turn.at_s = turn.at_s < now_s, now_s
+        for used in trail.runs:
+            if is_later or (isinstance(used.state, _Standing) and used.state.place == place):
+                self._use(turn, [r for r in trail.runs if isinstance(r.state, _Standing)])
+                break
 
     @override
     def split(self, head: Run, tail: Run) -> None:
