@@ -2,7 +2,8 @@
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from itertools import count
 from typing import Final
 
@@ -39,9 +40,9 @@ class ClassQueues:
     not say when it has.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self) -> None:
         """Start without runs."""
-        self.heaps: list[list[tuple[int, int, Run]]] = [[] for _ in range(num_classes)]
+        self.heaps: defaultdict[int, list[tuple[int, int, Run]]] = defaultdict(list)
         self.tracked: set[Run] = set()
         self._num_entries = 0
         self._seq = 0
@@ -91,7 +92,7 @@ class ClassQueues:
     def _sweep(self) -> None:
         """Drop stale entries; comes after as many pushes as there are runs."""
         self._num_entries = 0
-        for class_idx, heap in enumerate(self.heaps):
+        for class_idx, heap in self.heaps.items():
             live = {entry[2]: entry for entry in heap if not is_stale(entry[2], entry[0])}
             self.heaps[class_idx] = list(live.values())
             heapq.heapify(self.heaps[class_idx])
@@ -102,13 +103,13 @@ class ClassQueues:
         for run in self.tracked:
             run.state = None
         self.tracked.clear()
-        self.heaps = [[] for _ in self.heaps]
+        self.heaps.clear()
         self._num_entries = 0
 
     def check(self) -> None:
         """Assert every invariant."""
-        assert self._num_entries == sum(map(len, self.heaps))
-        waiting = {(i, seq, run) for i, heap in enumerate(self.heaps) for seq, _, run in heap}
+        assert self._num_entries == sum(map(len, self.heaps.values()))
+        waiting = {(i, seq, run) for i, heap in self.heaps.items() for seq, _, run in heap}
         for run in self.tracked:
             standing = run.state
             assert isinstance(standing, Standing)
@@ -152,26 +153,25 @@ class VictimWalk:
         self._num_children: dict[Run, int] = {}  # left, of runs that lose children in this walk
         self._aside: set[Run] = set()  # taken out of their queues
         self._fronts: dict[int, tuple[float, int, int, Run]] = {}
-        self._unseen: Iterable[int] = range(len(queues.heaps))
+        self._unseen: Collection[int] = queues.heaps.keys()
 
     def best(self) -> tuple[float, Run] | None:
         """Return the least worthy run that may leave, and what it is worth."""
         if self._unseen:
-            self._find_fronts(self._unseen)
+            self._find_fronts(list(self._unseen))
             self._unseen = ()
         if not self._fronts:
             return None
         worth, _, _, run = min(self._fronts.values())
         return worth, run
 
-    def _find_fronts(self, classes: Iterable[int]) -> None:
+    def _find_fronts(self, classes: Collection[int]) -> None:
         """Find the first run of each queue that may leave; one loop, as it runs for every store."""
         heaps, fronts, children_of = self._queues.heaps, self._fronts, self._num_children
         rates, now_s, aside, kept = self._rates, self._now_s, self._aside, self._kept
         for class_idx in classes:
             heap = heaps[class_idx]
-            if class_idx in fronts:
-                del fronts[class_idx]
+            fronts.pop(class_idx, None)
             while heap:
                 seq, number, run = heap[0]
                 standing = run.state

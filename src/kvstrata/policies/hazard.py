@@ -61,7 +61,7 @@ class HazardPolicy(EvictionPolicy):
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
-        self._queues = ClassQueues(_NUM_GROUPS * _NUM_KINDS)
+        self._queues = ClassQueues()
         self._counts = UseCounts(capacity, USES_MAX)
         self._curves = ReuseCurves(capacity, _NUM_GROUPS, _NUM_KINDS)
         self._value = self._curves.value()
@@ -114,7 +114,10 @@ class HazardPolicy(EvictionPolicy):
     def _begin_turn(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> _Turn:
         curves, now_s, group = self._curves, self._now_s, 0
         met = curves.note_use(keys, now_s)
-        turn_before_s = next((mark.end_s for mark in reversed(met) if mark.end_s >= 0), None)
+        turn_before_s = None
+        for mark in met:
+            if mark.end_s >= 0:
+                turn_before_s = mark.end_s
         if trail.session is SessionHint.CONTINUES:
             group = _CONTINUES
         elif trail.session is SessionHint.OVER:
@@ -181,18 +184,23 @@ class HazardPolicy(EvictionPolicy):
 
         Returns how many there are, and whether more would have been there for a better chunk.
         """
-        rates, survival = self._value.rates[class_idx], self._value.survival[class_idx]
-        num_found = 0
+        worth_new, num_found = self._value.rates[class_idx][0], 0
         while num_found < count:
             best = walk.best()
             if best is None:
                 return num_found, False
             worth, victim = best
-            idle = bisect_right(EDGES_S, self._now_s - victim.used_s) - 1
-            if rates[0] <= worth or 1.0 - survival[idle] < self.uses_chance_min:
+            if worth_new <= worth or not self._is_likely_used(class_idx, victim):
                 return num_found, True
             num_found += walk.take(victim, count - num_found)
         return num_found, False
+
+    def _is_likely_used(self, class_idx: int, victim: Run) -> bool:
+        """Say whether a new chunk has a chance to be used within the victim's idle time."""
+        if not self.uses_chance_min:
+            return True
+        idle = bisect_right(EDGES_S, self._now_s - victim.used_s) - 1
+        return 1.0 - self._value.survival[class_idx][idle] >= self.uses_chance_min
 
     def _worth(self, run: Run, class_idx: int) -> float:
         return self._value.rates[class_idx][bisect_right(EDGES_S, self._now_s - run.used_s) - 1]

@@ -1,6 +1,7 @@
 """Learn on line how long it takes until a chunk is used again, per class of chunks."""
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,13 +18,17 @@ _NUM_BINS: Final = len(EDGES_S)
 _LOWER_S: Final = np.array(EDGES_S)
 _UPPER_S: Final = _LOWER_S[1:]  # of all bins but the last
 _WIDTH_S: Final = np.append(np.diff(_LOWER_S), _LOWER_S[-1])
-_NEVER: Final = np.where(np.triu(np.ones((_NUM_BINS,) * 2)), 0.0, np.inf)  # horizons before the age
+
+# Every pair of an age and a horizon behind it, by age: pairs `_PAIRS_OF[a]` and on are those of age
+# a. The arrays of all pairs stay so small that they are not mapped anew each time.
+_FROM, _UNTIL = np.triu_indices(_NUM_BINS)
+_PAIRS_OF: Final = np.searchsorted(_FROM, np.arange(_NUM_BINS))
 
 _PRIOR: Final = np.array([0.15] + [0.05] * (_NUM_BINS - 1))
 """Chance of use within a bin before anything is known: so that what is older is worth less."""
 
 _NUM_BORROWED: Final = 10.0  # samples that a class borrows from its group, a group from the total
-_REQUESTS_PER_UPDATE: Final = 64
+_REQUESTS_PER_UPDATE: Final = 256
 _NUM_SAMPLES_MIN: Final = 512
 _NUM_SAMPLES_MAX: Final = 4096
 _NUM_REMEMBERED: Final = 50_000  # samples after which what was learned counts half
@@ -80,7 +85,7 @@ class ReuseCurves:
         self._hit, self._risk, self._num = (np.zeros(num_groups * num_kinds * _NUM_BINS),) * 3
         self._num_samples_max = min(_NUM_SAMPLES_MAX, max(_NUM_SAMPLES_MIN, capacity))
         self._marks: dict[OffloadKey, Mark] = {}  # oldest first
-        self._staged: list[tuple[float, int, float]] = []  # time, class, weight
+        self._staged: tuple[list[float], list[int], list[float]] = ([], [], [])  # as below
         self._closed: list[tuple[int, float]] = []  # number of a sample and the time of its use
         self._times_s, self._weights, self._ages_s = (np.empty(0),) * 3
         self._classes = np.empty(0, dtype=np.int64)
@@ -92,7 +97,7 @@ class ReuseCurves:
     @property
     def num_in_flight(self) -> int:
         """Samples that still have bins before them."""
-        return len(self._times_s) + len(self._staged)
+        return len(self._times_s) + len(self._staged[0])
 
     @property
     def is_sampling(self) -> bool:
@@ -139,11 +144,14 @@ class ReuseCurves:
         mark = self._marks.get(key)
         if mark is None:
             mark = self._marks[key] = Mark()
-        mark.number = self._first + len(self._times_s) + len(self._staged)
-        self._staged.append((now_s, class_idx, float(weight)))
+        times_s, classes, weights = self._staged
+        mark.number = self._first + len(self._times_s) + len(times_s)
+        times_s.append(now_s)
+        classes.append(class_idx)
+        weights.append(weight)
 
     def update_if_due(self, now_s: float) -> bool:
-        """Count what has passed, every 64 requests; early on more often. Say whether it was due."""
+        """Count what has passed, every so many requests; say whether it was due."""
         num = self._num_requests
         if self._num_since < _REQUESTS_PER_UPDATE and num & (num - 1):
             return False
@@ -153,13 +161,13 @@ class ReuseCurves:
         return True
 
     def _take_staged(self) -> None:
-        if self._staged:
-            staged = np.array(self._staged)
-            self._times_s = np.concatenate([self._times_s, staged[:, 0]])
-            self._classes = np.concatenate([self._classes, staged[:, 1].astype(np.int64)])
-            self._weights = np.concatenate([self._weights, staged[:, 2]])
-            self._ages_s = np.concatenate([self._ages_s, np.full(len(staged), np.inf)])
-            self._staged.clear()
+        times_s, classes, weights = self._staged
+        if times_s:
+            self._times_s = np.append(self._times_s, times_s)
+            self._classes = np.append(self._classes, classes)
+            self._weights = np.append(self._weights, weights)
+            self._ages_s = np.append(self._ages_s, np.full(len(times_s), np.inf))
+            self._staged = ([], [], [])
         if self._closed:
             numbers, used_s = zip(*self._closed, strict=True)
             places = np.array(numbers) - self._first
@@ -207,11 +215,10 @@ class ReuseCurves:
             self._stride //= 2
         num_max = 2 * self._num_samples_max
         if len(self._marks) > num_max:
-            items = list(self._marks.items())
-            for _, mark in items[: num_max // 2]:
+            for key, mark in list(islice(self._marks.items(), num_max // 2)):
+                del self._marks[key]
                 if mark.number >= self._first:
                     self._ages_s[mark.number - self._first] = np.nan  # not known: in no bin
-            self._marks = dict(items[num_max // 2 :])
 
     def _chance(self) -> Floats:
         """Return per class and bin the chance of use within the bin, given none before; below 1."""
@@ -225,12 +232,11 @@ class ReuseCurves:
 
     def value(self) -> ReuseValue:
         """Weigh every horizon from every age: uses won against time held, both as expectations."""
-        chance = self._chance()
-        uses, held_s, survival = _sums(chance)
-        rates = (uses[:, :-1, None] - uses[:, None, 1:]) / (
-            held_s[:, :-1, None] - held_s[:, None, 1:] + _NEVER
-        )
-        return ReuseValue(rates.max(axis=2).tolist(), survival.tolist())
+        uses, held_s, survival = _sums(self._chance())
+        uses, held_s = uses.T, held_s.T
+        rates = (uses[_FROM] - uses[_UNTIL + 1]) / (held_s[_FROM] - held_s[_UNTIL + 1])
+        best = np.maximum.reduceat(rates, _PAIRS_OF, axis=0)
+        return ReuseValue(best.T.tolist(), survival.tolist())
 
     def horizon_s(self) -> float:
         """Return for how long to hold a chunk that was just used, of the first class."""

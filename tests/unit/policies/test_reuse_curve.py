@@ -61,8 +61,8 @@ def test_side_tables_stay_bounded_over_many_requests() -> None:
         curves.mark_end(key(number), now_s)
         curves.sample(key(number), 0, 1, now_s)
         curves.update_if_due(now_s)
-        assert curves.num_in_flight <= 512 + 2 * 64
-        assert curves.num_marks <= 2 * 512 + 64
+        assert curves.num_in_flight <= 512 + 2 * 256
+        assert curves.num_marks <= 2 * 512 + 256
     assert curves.horizon_s() > 0
 
 
