@@ -68,7 +68,7 @@ class ClassQueues:
         standing.seq, standing.class_idx = self._seq, class_idx
         if not run.num_children:
             self.push(run, standing)
-            if self._num_entries > 2 * len(self.tracked) + 64:
+            if self._num_entries > 3 * len(self.tracked) // 2 + 64:
                 self._sweep()
 
     def push(self, run: Run, standing: Standing) -> None:

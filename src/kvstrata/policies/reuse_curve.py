@@ -28,7 +28,8 @@ _PRIOR: Final = np.array([0.15] + [0.05] * (_NUM_BINS - 1))
 """Chance of use within a bin before anything is known: so that what is older is worth less."""
 
 _NUM_BORROWED: Final = 10.0  # samples that a class borrows from its group, a group from the total
-_REQUESTS_PER_UPDATE: Final = 256
+_REQUESTS_PER_UPDATE_MAX: Final = 256
+_UPDATES_PER_DOUBLING: Final = 16  # roughly, until then: what is known grows by a 16th
 _NUM_SAMPLES_MIN: Final = 512
 _NUM_SAMPLES_MAX: Final = 4096
 _NUM_REMEMBERED: Final = 50_000  # samples after which what was learned counts half
@@ -152,8 +153,8 @@ class ReuseCurves:
 
     def update_if_due(self, now_s: float) -> bool:
         """Count what has passed, every so many requests; say whether it was due."""
-        num = self._num_requests
-        if self._num_since < _REQUESTS_PER_UPDATE and num & (num - 1):
+        growth = self._num_requests // _UPDATES_PER_DOUBLING
+        if self._num_since < min(growth, _REQUESTS_PER_UPDATE_MAX):
             return False
         self._num_since = 0
         self._take_staged()
@@ -213,12 +214,12 @@ class ReuseCurves:
             self._passed = (self._passed + 1) // 2
         elif self._stride > 1 and len(self._times_s) < self._num_samples_max // 4:
             self._stride //= 2
-        num_max = 2 * self._num_samples_max
-        if len(self._marks) > num_max:
-            for key, mark in list(islice(self._marks.items(), num_max // 2)):
+        num_over = len(self._marks) - 3 * self._num_samples_max // 2
+        if num_over > 0:  # those of the samples stay: without them nothing is learned of great ages
+            num_gone = num_over + self._num_samples_max // 4
+            ends = (key for key, mark in self._marks.items() if mark.number < self._first)
+            for key in list(islice(ends, num_gone)):
                 del self._marks[key]
-                if mark.number >= self._first:
-                    self._ages_s[mark.number - self._first] = np.nan  # not known: in no bin
 
     def _chance(self) -> Floats:
         """Return per class and bin the chance of use within the bin, given none before; below 1."""

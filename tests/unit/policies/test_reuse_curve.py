@@ -79,3 +79,17 @@ def test_the_end_of_the_turn_before_is_met_on_the_path() -> None:
     curves.mark_end(key(2), 5.0)
     met = curves.note_use([key(1), key(2), key(3)], 9.0)
     assert [mark.end_s for mark in met] == [5.0]
+
+
+def test_late_uses_are_learned_however_many_requests_end_meanwhile() -> None:
+    curves = ReuseCurves(4096)
+    for number in range(8_000):
+        now_s = float(number)
+        curves.note_use([key(number)], now_s)  # sampled 2,000 requests ago
+        for i in range(8):
+            curves.mark_end(key(100_000 + 8 * number + i), now_s)
+        curves.sample(key(number + 2_000), 0, 1, now_s)
+        curves.update_if_due(now_s)
+    survival = curves.value().survival[0]
+    assert survival[age_bin(1_000.0)] > 0.6
+    assert survival[age_bin(3_000.0)] < 0.2
