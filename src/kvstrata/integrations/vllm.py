@@ -164,10 +164,11 @@ class KVStrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             ConfigError: The tensors are not as expected.
         """
         side = self.worker_side
-        name = f"kvstrata-transfer-{side.rank}"
-        # vLLM pins its own thread to one core, which a new thread would inherit.
-        transfers = TransferThread(name, range(os.cpu_count() or 1))
         copier = self.make_copier(slots)
+        # On a CPU vLLM pins its own thread to one core, which a new thread would inherit.
+        cpus = range(os.cpu_count() or 1) if current_platform.is_cpu() else None
+        name = f"kvstrata-transfer-{side.rank}"
+        transfers = TransferThread(name, cpus, num_threads=copier.num_threads)
         return OffloadingConnectorWorker(self._plan.offload, side.rank, copier, transfers=transfers)
 
     def make_copier(self, slots: SlotView) -> Copier:
