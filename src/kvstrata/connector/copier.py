@@ -181,6 +181,23 @@ def gone_slots(copies: Sequence[BlockCopies]) -> frozenset[int]:
     return frozenset(slot for group_copies in copies for slot in group_copies.slots if slot < 0)
 
 
+def block_bytes_of(
+    config: SchedulerOffloadConfig,
+    tensors: Sequence[Sequence[Any]],
+    layouts: Sequence[TensorLayout],
+) -> list[int]:
+    """Return the bytes of one block of each group; 0 where it is not offloaded.
+
+    For engines that have their tensors before there are slots: what `make_copier` would refuse of
+    the tensors is refused here.
+
+    Raises:
+        ConfigError: As `make_copier`.
+    """
+    _supported_device(config, tensors)
+    return [group.block_bytes for group in describe_groups(config, tensors, layouts)]
+
+
 def common_device(config: SchedulerOffloadConfig, tensors: Sequence[Sequence[Any]]) -> str:
     """Return what memory the tensors of all offloaded groups are in.
 
@@ -192,6 +209,13 @@ def common_device(config: SchedulerOffloadConfig, tensors: Sequence[Sequence[Any
     if len(devices) > 1:
         raise ConfigError("tensors", f"are on several devices: {', '.join(sorted(devices))}")
     return devices.pop() if devices else "cpu"
+
+
+def _supported_device(config: SchedulerOffloadConfig, tensors: Sequence[Sequence[Any]]) -> str:
+    device = common_device(config, tensors)
+    if device != "cpu" and not device.startswith("cuda"):
+        raise ConfigError("tensors", f"are on {device}; only cpu and cuda are supported")
+    return device
 
 
 def rank_share(
@@ -228,11 +252,9 @@ def make_copier(
     Raises:
         ConfigError: As `SlotCopier`, or they are on a device that is not supported.
     """
-    device = common_device(config, tensors)
+    device = _supported_device(config, tensors)
     if device == "cpu":
         return HostCopier(slots, config, rank, tensors, layouts)
-    if not device.startswith("cuda"):
-        raise ConfigError("tensors", f"are on {device}; only cpu and cuda are supported")
     # Here, since it needs torch.
     from kvstrata.connector.cuda_device import CudaDevice  # noqa: PLC0415
     from kvstrata.connector.device_copier import DeviceCopier  # noqa: PLC0415

@@ -91,10 +91,11 @@ class CudaStream:
     """A stream of CUDA."""
 
     def __init__(self, device: Any, priority: StreamPriority) -> None:  # noqa: ANN401
-        least, greatest = torch.cuda.Stream.priority_range()
-        number = greatest if priority is StreamPriority.HIGH else least
         self._device = device
-        self._stream = torch.cuda.Stream(device, priority=number)
+        with torch.cuda.device(device):  # a new thread would set up the first device, too
+            least, greatest = torch.cuda.Stream.priority_range()
+            number = greatest if priority is StreamPriority.HIGH else least
+            self._stream = torch.cuda.Stream(device, priority=number)
 
     @contextmanager
     def _current(self) -> Iterator[None]:
@@ -169,7 +170,7 @@ class CudaDevice:
 
     def register(self, address: int, num_bytes: int) -> None:
         """See `Device`."""
-        with torch.cuda.device(self._device):  # a new thread would set up the first device, too
+        with torch.cuda.device(self._device):
             cudart = torch.cuda.cudart()
             _check(cudart.cudaHostRegister(address, num_bytes, REGISTER_PORTABLE), "register")
 

@@ -11,6 +11,8 @@ from kvstrata.connector import (
     KVGroup,
     SchedulerOffloadConfig,
     TensorLayout,
+    block_bytes_of,
+    make_copier,
 )
 from kvstrata.connector.layout import describe_groups
 from kvstrata.core.errors import ConfigError
@@ -99,3 +101,23 @@ def test_elements_that_are_not_aligned_in_a_block_are_refused() -> None:
     [group] = describe_groups(CONFIG, [[odd, wide]], [TensorLayout(NUM_BLOCKS, 0)])
     with pytest.raises(ConfigError, match="not aligned"):
         cuda_device.view_of(group)
+
+
+LAYOUT = [TensorLayout(NUM_BLOCKS, 0)]
+
+
+def test_tensors_on_other_devices_are_refused_by_name() -> None:
+    region = HostRegion.create(1, 4096)
+    nowhere = torch.empty((NUM_BLOCKS, 4), device="meta")
+    with pytest.raises(ConfigError, match="are on meta; only cpu and cuda"):
+        make_copier(region, CONFIG, 0, [[nowhere]], LAYOUT)
+    with pytest.raises(ConfigError, match="are on meta; only cpu and cuda"):
+        block_bytes_of(CONFIG, [[nowhere]], LAYOUT)
+    with pytest.raises(ConfigError, match="are on meta, not in host memory"):
+        HostCopier(region, CONFIG, 0, [[nowhere]], LAYOUT)
+
+
+def test_tensors_on_several_devices_are_refused() -> None:
+    tensors = [torch.empty((NUM_BLOCKS, 4), device=device) for device in ("meta", "cpu")]
+    with pytest.raises(ConfigError, match="several devices: cpu, meta"):
+        make_copier(HostRegion.create(1, 4096), CONFIG, 0, [tensors], LAYOUT)
