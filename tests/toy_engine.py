@@ -7,10 +7,10 @@ stale byte is an AssertionError. Blocks that change hands are poisoned before th
 
 import hashlib
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,13 @@ from kvstrata.build import build_manager
 from kvstrata.connector import (
     BlockCopies,
     Copier,
-    HostCopier,
     KVGroup,
     OffloadingConnectorScheduler,
     OffloadingConnectorWorker,
     SchedulerOffloadConfig,
     StepMessage,
     TensorLayout,
+    make_copier,
 )
 from kvstrata.connector.matching import first_needed_token
 from kvstrata.connector.messages import CopyResult, LoadOutcome
@@ -34,6 +34,7 @@ from kvstrata.connector.transfers import Task, Transfers, Urgency, run_task
 from kvstrata.core.clock import Clock
 from kvstrata.core.keys import JobId, OffloadKey, make_offload_key
 from kvstrata.core.manager import OffloadingManager
+from kvstrata.core.memory import SlotView
 from kvstrata.core.namespace import hash_blocks
 from kvstrata.core.request import ReqContext
 from kvstrata.core.results import LookupResult
@@ -182,7 +183,7 @@ class FaultyCopier(Copier):
     A chunk fails at random, or when `fail_load_of` names its place among the slots of a load.
     """
 
-    def __init__(self, inner: HostCopier, failure_rate: float, rng: random.Random) -> None:
+    def __init__(self, inner: Copier, failure_rate: float, rng: random.Random) -> None:
         self.inner = inner
         self.failure_rate = failure_rate
         self.rng = rng
@@ -193,6 +194,10 @@ class FaultyCopier(Copier):
     @override
     def mark(self) -> object:
         return self.inner.mark()
+
+    @override
+    def close(self) -> None:
+        self.inner.close()
 
     def _pick(self, slots: Iterable[int]) -> set[int]:
         return {slot for slot in dict.fromkeys(slots) if self.rng.random() < self.failure_rate}
@@ -255,6 +260,29 @@ class ToySettings:
         )
 
 
+class Below(Protocol):
+    """The tiers below a toy engine's primary, and what else happens in a step."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What a manager's configuration says of the tiers."""
+        ...
+
+    @property
+    def clock(self) -> Clock | None:
+        """The manager's time; None: the machine's."""
+        ...
+
+    def next_step(self) -> None:
+        """Note that a step is over."""
+        ...
+
+
+MakeCopier = Callable[
+    [SlotView, SchedulerOffloadConfig, int, Sequence[Sequence[Any]], Sequence[TensorLayout]], Copier
+]
+
+
 class ToyEngine:
     """Continuous batching, chunked prefill, windows, preemption of the youngest, aborts.
 
@@ -266,8 +294,13 @@ class ToyEngine:
         settings: ToySettings,
         manager: OffloadingManager | None = None,
         clock: Clock | None = None,
+        *,
+        below: Below | None = None,
+        make_copier: MakeCopier = make_copier,
     ) -> None:
         self.settings = settings
+        self.below = below
+        clock = clock or (below.clock if below else None)
         self.rng = random.Random(settings.seed)
         self.config = config = settings.config()
         groups = settings.groups
@@ -276,6 +309,7 @@ class ToyEngine:
             {
                 "primary": {"num_chunks": settings.num_slots, "policy": "lru"},
                 "filter": {"store_threshold": settings.store_threshold},
+                **(below.settings if below else {}),
             },
             chunk_bytes=config.chunk_bytes(block_bytes),
             namespace="toy",
@@ -295,7 +329,7 @@ class ToyEngine:
         slots = self.manager.slots
         self.copiers = [
             FaultyCopier(
-                HostCopier(slots, config, rank, tensors, layouts), settings.failure_rate, self.rng
+                make_copier(slots, config, rank, tensors, layouts), settings.failure_rate, self.rng
             )
             for rank, tensors in enumerate(self.tensors)
         ]
@@ -451,6 +485,8 @@ class ToyEngine:
         for req_id, num_tokens in step.num_scheduled_tokens.items():
             self._sample(requests[req_id], num_tokens)
         self.connector.check()
+        if self.below is not None:
+            self.below.next_step()
 
     def _before_writes(self, message: StepMessage) -> None:
         if not self.settings.with_fence:
@@ -644,7 +680,7 @@ class ToyEngine:
 
     def close(self) -> None:
         for worker in self.workers:
-            assert worker.shutdown() == set()
+            assert not worker.shutdown()
         self.connector.shutdown()
 
     def resident(self, request: ToyRequest) -> list[tuple[int, int]]:

@@ -156,8 +156,7 @@ def build_manager(
     tenants = TenantResolver(config.tenant_from, config.tenants)
     close: Callable[[], None] = _nothing
     if slots is None:
-        advice = HUGE_PAGES if config.primary.huge_pages else ()
-        region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
+        region = _make_region(config, num_chunks, chunk_bytes)
         slots, close = region, region.close
     primary = CPUOffloadingManager(
         slots,
@@ -179,6 +178,18 @@ def build_manager(
             num_tracked_max=config.filter.num_tracked_max,
         )
     return TenantOffloadingManager(manager, tenants)
+
+
+def _make_region(config: Config, num_chunks: int, chunk_bytes: int) -> HostRegion:
+    advice = HUGE_PAGES if config.primary.huge_pages else ()
+    region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
+    if config.primary.prefault:
+        try:
+            region.prefault()
+        except ConfigError:
+            region.close()
+            raise
+    return region
 
 
 def _nothing() -> None:

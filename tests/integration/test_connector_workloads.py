@@ -1,13 +1,29 @@
 """Random workloads on a toy engine: whatever happens, no token is computed from wrong bytes."""
 
 import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
-from kvstrata.connector import GroupKind, KVGroup
-from tests.toy_engine import ToyEngine, ToySettings
+from kvstrata.connector import (
+    GroupKind,
+    KVGroup,
+    SchedulerOffloadConfig,
+    TensorLayout,
+    make_copier,
+)
+from kvstrata.connector.device_copier import DeviceCopier
+from kvstrata.core.memory import SlotView
+from kvstrata.testing.tier_calls import pause
+from tests.fake_device import FakeDevice
+from tests.fs_world import quick_dir
+from tests.integration.workloads import FaultyTier
+from tests.toy_engine import Below, MakeCopier, ToyEngine, ToySettings
 
 TOKENS_PER_BLOCK = 4
 
@@ -23,8 +39,15 @@ def prompts(rng: random.Random, num: int) -> list[list[int]]:
     return made
 
 
-def play(toy: ToySettings, num_requests: int = 12, abort_rate: float = 0.1) -> ToyEngine:
-    engine = ToyEngine(toy)
+def play(
+    toy: ToySettings,
+    num_requests: int = 12,
+    abort_rate: float = 0.1,
+    *,
+    below: Below | None = None,
+    copier: MakeCopier = make_copier,
+) -> ToyEngine:
+    engine = ToyEngine(toy, below=below, make_copier=copier)
     rng = random.Random(toy.seed + 1)
     for i, prompt in enumerate(prompts(rng, num_requests)):
         engine.add(f"r{i}", prompt, rng.randint(1, 12))
@@ -101,3 +124,87 @@ def test_copies_on_threads_give_the_same_bytes(num_ranks: int) -> None:
             seed=seed,
         )
         play(toy).close()
+
+
+# The same over what else may be behind the primary, and in front of it.
+
+
+class Files(Below):
+    """A file-system tier; copies and lookups take the time they take."""
+
+    clock = None
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    @override
+    def settings(self) -> Mapping[str, Any]:
+        return {"tiers": [{"type": "fs", "root": str(self.root), "max_bytes": "4MiB"}]}
+
+    @override
+    def next_step(self) -> None:
+        pause()
+
+
+@settings(max_examples=40, deadline=None)
+@given(toy_settings(), st.integers(0, 10**6))
+def test_no_token_is_computed_from_bytes_of_a_faulty_tier(toy: ToySettings, seed: int) -> None:
+    play(toy, below=FaultyTier(seed)).close()
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(toy_settings(), st.integers(0, 10**6))
+def test_no_token_is_computed_from_bytes_of_a_faulty_tier_at_length(
+    toy: ToySettings, seed: int
+) -> None:
+    play(toy, num_requests=25, below=FaultyTier(seed)).close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_token_is_computed_from_bytes_of_files(seed: int) -> None:
+    groups = [(KVGroup(4, 2),), (KVGroup(8, 1), KVGroup(4, 1, GroupKind.WINDOW, 12))][seed % 2]
+    toy = ToySettings(
+        groups,
+        num_blocks=60 * len(groups),
+        num_slots=12,
+        num_ranks=1 + seed // 2 % 2,
+        knows_capacity=True,
+        with_threads=seed // 4 == 1,
+        seed=seed,
+    )
+    with quick_dir() as root:
+        first = play(toy, 25, below=Files(root))
+        num_stored = first.manager.get_stats().tiers["fs"]["stored_chunks"]
+        first.close()
+        second = play(toy, 25, below=Files(root))  # the same requests after a restart
+        num_loaded = second.manager.get_stats().tiers["fs"]["loaded_chunks"]
+        second.close()
+    assert num_stored > 0
+    assert num_loaded > 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(toy_settings(), st.integers(0, 10**6), st.sampled_from([1, 400, 1 << 20]))
+def test_no_token_is_computed_from_wrong_bytes_of_a_device(
+    toy: ToySettings, seed: int, staging_bytes: int
+) -> None:
+    devices: list[FakeDevice] = []
+
+    def make_device_copier(
+        slots: SlotView,
+        config: SchedulerOffloadConfig,
+        rank: int,
+        tensors: Sequence[Sequence[Any]],
+        layouts: Sequence[TensorLayout],
+    ) -> DeviceCopier:
+        device = FakeDevice(random.Random(seed + rank))
+        device.num_registered_max = (seed + rank) % 2  # so that not every rank can pin its rows
+        devices.append(device)
+        return DeviceCopier(
+            slots, config, rank, tensors, layouts, device=device, staging_bytes=staging_bytes
+        )
+
+    play(toy, copier=make_device_copier).close()
+    assert not any(device.registered for device in devices)

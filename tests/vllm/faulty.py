@@ -75,6 +75,10 @@ class FailingCopier(Copier):
         return self._inner.mark()
 
     @override
+    def close(self) -> None:
+        self._inner.close()
+
+    @override
     def store(self, copies: Sequence[BlockCopies], mark: object) -> frozenset[int]:
         return self._inner.store(copies, mark)
 

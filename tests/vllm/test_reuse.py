@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from kvstrata.core.errors import ConfigError
 from tests.vllm.engine import Tokens, engine, prompts
 from tests.vllm.models import save_tiny_gemma
 
@@ -119,3 +121,23 @@ def test_subscribers_are_told_what_host_memory_holds(tiny_model: Path, tmp_path:
             hosted.update(h for e in events if e.get("medium") == "CPU" for h in e["block_hashes"])
         context.destroy(linger=0)
         assert len(hosted) == 11
+
+
+def test_tensors_that_are_not_as_described_are_refused_when_they_are_registered(
+    tiny_model: Path,
+) -> None:
+    # A16.
+    with engine(tiny_model, PRIMARY) as ours:
+        worker = get_kv_transfer_group()
+        good = dict(worker.worker_side.kv_caches)
+        torn = {name: tensor[1:] for name, tensor in good.items()}
+        with pytest.raises(ConfigError, match=r"tensors\[0\]\[0\].*not a multiple of 20 blocks"):
+            worker.register_kv_caches(torn)
+        large = {name: tensor.repeat(1, 2, 1, 1) for name, tensor in good.items()}
+        with pytest.raises(ConfigError, match=r"kv_cache_groups\[0\].*bytes a block"):
+            worker.register_kv_caches(large)
+        elsewhere = {name: tensor.to("meta") for name, tensor in good.items()}
+        with pytest.raises(ConfigError, match="are on meta; only cpu and cuda"):
+            worker.register_kv_caches(elsewhere)
+        worker.register_kv_caches(good)
+        assert len(ours.run(BATCH[:1])[0]) == 8

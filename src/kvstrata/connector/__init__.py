@@ -68,7 +68,7 @@ has no other source.
 """
 
 from kvstrata.connector.config import GroupKind, KVGroup, SchedulerOffloadConfig
-from kvstrata.connector.copier import Copier, HostCopier, make_copier
+from kvstrata.connector.copier import Copier, HostCopier, block_bytes_of, make_copier
 from kvstrata.connector.layout import TensorLayout
 from kvstrata.connector.messages import (
     BlockCopies,
@@ -103,5 +103,6 @@ __all__ = [
     "StepOutput",
     "TensorLayout",
     "WorkerOutput",
+    "block_bytes_of",
     "make_copier",
 ]

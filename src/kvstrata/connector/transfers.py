@@ -42,6 +42,10 @@ class Transfers(ABC):
     def submit(self, task: Task, urgency: Urgency) -> None:
         """Take in a task.
 
+        Args:
+            task: A load or a store.
+            urgency: `LOAD` or `STORE`, as the task is.
+
         Raises:
             OffloadError: After `close`.
         """
@@ -104,25 +108,43 @@ class InlineTransfers(Transfers):
         return ()
 
 
-class TransferThread(Transfers):
-    """Runs tasks on one thread of its own: awaited ones first, then loads, then stores."""
+Queues = tuple[deque[Task], ...]
 
-    def __init__(self, name: str, cpus: Collection[int] | None = None) -> None:
-        """Start the thread.
+
+class TransferThread(Transfers):
+    """Runs tasks on a thread of its own: awaited ones first, then loads, then stores.
+
+    With two threads one runs the loads and the other the stores: a store that waits for the step
+    which fills its blocks then holds up no load.
+    """
+
+    def __init__(
+        self, name: str, cpus: Collection[int] | None = None, *, num_threads: int = 1
+    ) -> None:
+        """Start the threads.
 
         Args:
-            name: Of the thread.
-            cpus: What it may run on; None: what its creator may. An engine that binds its own
-                thread to one core would otherwise bind this one to the same.
+            name: Of the threads.
+            cpus: What they may run on; None: what their creator may. An engine that binds its own
+                thread to one core would otherwise bind these to the same.
+            num_threads: 1 or 2.
         """
         self._cpus = cpus
         self._changed = threading.Condition()
-        self._queues: tuple[deque[Task], ...] = tuple(deque() for _ in Urgency)
+        # One queue for each urgency and thread; those of one thread are in order.
+        self._queues: tuple[Queues, ...] = tuple(
+            tuple(deque() for _ in Urgency) for _ in range(num_threads)
+        )
+        self._queues_of = {Urgency.LOAD: self._queues[0], Urgency.STORE: self._queues[-1]}
         self._open: set[JobId] = set()
         self._results: list[CopyResult] = []
         self._is_closing = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, args=(queues,), name=name, daemon=True)
+            for queues in self._queues
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @override
     def submit(self, task: Task, urgency: Urgency) -> None:
@@ -130,7 +152,7 @@ class TransferThread(Transfers):
             if self._is_closing:
                 raise OffloadError("the transfer thread is closed")
             self._open.add(task.job.job_id)
-            self._queues[urgency].append(task)
+            self._queues_of[urgency][urgency].append(task)
             self._changed.notify_all()
 
     @override
@@ -148,16 +170,18 @@ class TransferThread(Transfers):
     def is_awaited(self, job_id: JobId) -> bool:
         """Say whether somebody waits for this job, which has not started."""
         with self._changed:
-            return any(task.job.job_id == job_id for task in self._queues[Urgency.AWAITED])
+            awaited = (task for queues in self._queues for task in queues[Urgency.AWAITED])
+            return any(task.job.job_id == job_id for task in awaited)
 
     def _hurry(self, job_ids: Collection[JobId]) -> None:
-        for queue in self._queues[Urgency.LOAD :]:
-            moved = [task for task in queue if task.job.job_id in job_ids]
-            if moved:
-                kept = [task for task in queue if task.job.job_id not in job_ids]
-                queue.clear()
-                queue.extend(kept)
-                self._queues[Urgency.AWAITED].extend(moved)
+        for queues in self._queues:
+            for queue in queues[Urgency.LOAD :]:
+                moved = [task for task in queue if task.job.job_id in job_ids]
+                if moved:
+                    kept = [task for task in queue if task.job.job_id not in job_ids]
+                    queue.clear()
+                    queue.extend(kept)
+                    queues[Urgency.AWAITED].extend(moved)
 
     @override
     def take_results(self) -> list[CopyResult]:
@@ -175,24 +199,26 @@ class TransferThread(Transfers):
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         with self._changed:
             return set(self._open)
 
-    def _run(self) -> None:
+    def _run(self, queues: Queues) -> None:
         if self._cpus is not None:
             os.sched_setaffinity(0, self._cpus)
-        while (task := self._next()) is not None:
+        while (task := self._next(queues)) is not None:
             result = run_task(task)
             with self._changed:
                 self._open.discard(task.job.job_id)
                 self._results.append(result)
                 self._changed.notify_all()
 
-    def _next(self) -> Task | None:
+    def _next(self, queues: Queues) -> Task | None:
         with self._changed:
             while True:
-                for queue in self._queues:
+                for queue in queues:
                     if queue:
                         return queue.popleft()
                 if self._is_closing:

@@ -32,15 +32,17 @@ class OffloadingConnectorWorker:
         Args:
             config: As on the scheduler side.
             rank: Of this worker.
-            copier: Knows the tensors.
-            transfers: Owned; None: a thread.
+            copier: Knows the tensors; owned.
+            transfers: Owned; None: as many threads as the copier wants.
             flush_timeout_s: How long `handle_preemptions` waits before it gives up.
         """
         self._config = config
         self._rank = rank
         self._copier = copier
         self._flush_timeout_s = flush_timeout_s
-        self._transfers = transfers or TransferThread(f"kvstrata-transfer-{rank}")
+        self._transfers = transfers or TransferThread(
+            f"kvstrata-transfer-{rank}", num_threads=copier.num_threads
+        )
         self._loads: dict[JobId, CopyJob] = {}
 
     def handle_preemptions(self, message: StepMessage) -> None:
@@ -49,8 +51,7 @@ class OffloadingConnectorWorker:
         Raises:
             OffloadError: A job does not end; the step must not run.
         """
-        for job in message.early_stores:
-            self._submit_store(job)
+        self._submit_stores(message.early_stores)
         stuck = self._transfers.wait(message.flush_job_ids, self._flush_timeout_s)
         if stuck:
             raise OffloadError(
@@ -59,22 +60,24 @@ class OffloadingConnectorWorker:
 
     def start_loads(self, message: StepMessage) -> None:
         """Start the step's loads."""
+        mark = self._copier.mark() if message.loads else None
         for job in message.loads:
             self._loads[job.job_id] = job
-            run = partial(self._copier.load, job.copies, self._copier.mark())
+            run = partial(self._copier.load, job.copies, mark)
             self._transfers.submit(Task(job, run), Urgency.LOAD)
 
     def start_stores(self, message: StepMessage) -> None:
         """Start the step's stores: its forward pass has been run, or given to the device."""
-        for job in message.stores:
-            self._submit_store(job)
+        self._submit_stores(message.stores)
 
-    def _submit_store(self, job: CopyJob) -> None:
-        if self._config.is_replicated and job.job_id % self._config.num_ranks != self._rank:
-            run = partial(frozenset[int])  # another rank writes the one copy
-        else:
-            run = partial(self._copier.store, job.copies, self._copier.mark())
-        self._transfers.submit(Task(job, run), Urgency.STORE)
+    def _submit_stores(self, jobs: Sequence[CopyJob]) -> None:
+        mark = self._copier.mark() if jobs else None
+        for job in jobs:
+            if self._config.is_replicated and job.job_id % self._config.num_ranks != self._rank:
+                run = partial(frozenset[int])  # another rank writes the one copy
+            else:
+                run = partial(self._copier.store, job.copies, mark)
+            self._transfers.submit(Task(job, run), Urgency.STORE)
 
     def take_output(self) -> WorkerOutput:
         """Return what ended since the last call."""
@@ -105,5 +108,11 @@ class OffloadingConnectorWorker:
         self._transfers.wait_for_results(timeout_s)
 
     def shutdown(self, timeout_s: float = 10.0) -> Collection[JobId]:
-        """End the queued jobs and the thread; return the jobs that did not end in time."""
-        return self._transfers.close(timeout_s)
+        """End the queued jobs and the threads; return the jobs that did not end in time.
+
+        Where all did, the copier is closed. What a stuck copy uses stays as it is.
+        """
+        stuck = self._transfers.close(timeout_s)
+        if not stuck:
+            self._copier.close()
+        return stuck

@@ -42,6 +42,7 @@ class PrimaryConfig:
     bytes_per_rank: int | None = setting(optional(parse_bytes), None)
     policy: str = setting(parse_text, "auto")
     huge_pages: bool = setting(parse_bool, default=False)
+    prefault: bool = setting(parse_bool, default=False)  # take all of it at the start
     protect_share: float = setting(parse_share, 0.5)  # of slots, for chunks of preempted requests
     protect_s: float = setting(parse_seconds, 60.0)
     priority_share: float = setting(parse_share, 0.75)  # of slots, for more than default priority

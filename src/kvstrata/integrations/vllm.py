@@ -43,9 +43,11 @@ from kvstrata.connector import (
     StepMessage,
     TensorLayout,
     WorkerOutput,
+    block_bytes_of,
     make_copier,
 )
 from kvstrata.connector.transfers import TransferThread
+from kvstrata.core.errors import ConfigError
 from kvstrata.core.events import PRIMARY_MEDIUM
 from kvstrata.core.memory import SlotView
 from kvstrata.integrations.vllm_plan import TESTED_VERSIONS, VllmPlan, make_namespace, make_plan
@@ -155,7 +157,24 @@ class KVStrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @override
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
-        self._worker_side = _WorkerSide(kv_caches, get_tensor_model_parallel_rank())
+        side = self._worker_side = _WorkerSide(kv_caches, get_tensor_model_parallel_rank())
+        # Refused now where need be: the slots, and with them the copier, come with the first step.
+        found = block_bytes_of(self._plan.offload, *self._described(side))
+        for idx, (size, expected) in enumerate(zip(found, self._plan.block_bytes, strict=True)):
+            if size > expected:
+                raise ConfigError(
+                    f"kv_cache_groups[{idx}]",
+                    f"its tensors have {size} bytes a block; vLLM's configuration says {expected}",
+                )
+
+    def _described(self, side: _WorkerSide) -> tuple[list[list[Any]], list[TensorLayout]]:
+        """Return the tensors of each group and how they hold blocks.
+
+        Whatever the order in memory, which vLLM calls the layout, axis 0 of a tensor counts blocks:
+        its shape is always [blocks, heads, tokens, content].
+        """
+        tensors = [[side.kv_caches[name] for name in names] for names in self._plan.layer_names]
+        return tensors, [TensorLayout(self._num_blocks, block_axis=0)] * len(tensors)
 
     def make_worker(self, slots: SlotView) -> OffloadingConnectorWorker:
         """Make what copies between this rank's tensors and the slots.
@@ -164,18 +183,17 @@ class KVStrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             ConfigError: The tensors are not as expected.
         """
         side = self.worker_side
-        name = f"kvstrata-transfer-{side.rank}"
-        # vLLM pins its own thread to one core, which a new thread would inherit.
-        transfers = TransferThread(name, range(os.cpu_count() or 1))
         copier = self.make_copier(slots)
+        # On a CPU vLLM pins its own thread to one core, which a new thread would inherit.
+        cpus = range(os.cpu_count() or 1) if current_platform.is_cpu() else None
+        name = f"kvstrata-transfer-{side.rank}"
+        transfers = TransferThread(name, cpus, num_threads=copier.num_threads)
         return OffloadingConnectorWorker(self._plan.offload, side.rank, copier, transfers=transfers)
 
     def make_copier(self, slots: SlotView) -> Copier:
         """Describe this rank's tensors to a copier."""
         side = self.worker_side
-        tensors = [[side.kv_caches[name] for name in names] for names in self._plan.layer_names]
-        layouts = [TensorLayout(self._num_blocks, block_axis=0)] * len(tensors)
-        return make_copier(slots, self._plan.offload, side.rank, tensors, layouts)
+        return make_copier(slots, self._plan.offload, side.rank, *self._described(side))
 
     def _worker_for(self, metadata: VllmStepMessage) -> OffloadingConnectorWorker:
         side = self.worker_side

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from kvstrata.connector import (
     BlockCopies,
+    GroupKind,
     HostCopier,
     KVGroup,
     SchedulerOffloadConfig,
     TensorLayout,
+    block_bytes_of,
     make_copier,
 )
 from kvstrata.core.errors import ConfigError
@@ -99,6 +101,16 @@ def test_a_layout_that_fits_in_one_way_needs_no_axis() -> None:
     copier, region = copier_for([tensor], TensorLayout(NUM_BLOCKS))
     copier.store([BlockCopies(0, [5], [1], [0])], copier.mark())
     assert bytes(region[1]) == tensor[:, 5].tobytes()
+
+
+def test_bytes_of_a_block_are_known_before_there_are_slots() -> None:
+    groups = (KVGroup(4), KVGroup(4, 1, GroupKind.IGNORED), KVGroup(4, 2))
+    tensor = filled((2, NUM_BLOCKS, 5))
+    layouts = [TensorLayout(NUM_BLOCKS, 1)] * 3
+    config = SchedulerOffloadConfig(groups, 4)
+    assert block_bytes_of(config, [[tensor], [], [tensor, tensor + 1]], layouts) == [20, 0, 40]
+    with pytest.raises(ConfigError, match=r"tensors\[2\]\[0\].*not a multiple"):
+        block_bytes_of(config, [[tensor], [], [tensor[:, 1:]]], layouts)
 
 
 def test_a_slot_that_is_too_small_is_refused() -> None:

@@ -59,6 +59,26 @@ def test_loads_run_before_stores_and_awaited_ones_before_all() -> None:
     assert thread.close(30) == set()
 
 
+def test_with_two_threads_no_load_waits_for_a_store_and_awaited_stores_run_first() -> None:
+    recorder = Recorder()
+    threads = TransferThread("test", num_threads=2)
+    threads.submit(recorder.blocker(1), Urgency.STORE)
+    assert recorder.started.wait(30)
+    threads.submit(recorder.task(2), Urgency.LOAD)
+    assert threads.wait([JobId(2)], 30) == set()
+    threads.submit(recorder.task(3), Urgency.STORE)
+    threads.submit(recorder.task(4), Urgency.STORE)
+    waiter = threading.Thread(target=threads.wait, args=([JobId(4)], 30))
+    waiter.start()
+    while waiter.is_alive() and not threads.is_awaited(JobId(4)):
+        pass
+    recorder.let_go.set()
+    waiter.join()
+    assert threads.close(30) == set()
+    assert recorder.order == [2, 4, 3]
+    assert {result.job_id for result in threads.take_results()} == {1, 2, 3, 4}
+
+
 def test_a_task_that_raises_fails_with_all_its_slots_and_the_next_one_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

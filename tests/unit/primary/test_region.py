@@ -1,5 +1,6 @@
 """Host memory is taken lazily, mapped by others, never more than asked for, and never leaked."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -45,10 +46,39 @@ def open_files() -> set[str]:
 
 def shared_bytes() -> int:
     """Shared memory that this process has really taken."""
+    gc.collect()  # regions that nobody holds any more
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssShmem:"):
             return int(line.split()[1]) * 1024
     pytest.skip("the kernel does not say")
+
+
+def test_prefaulting_takes_all_pages_and_writes_find_them() -> None:
+    region = HostRegion.create(40, 2 * MIB)
+    before = shared_bytes()
+    region.prefault()
+    taken = shared_bytes()
+    assert taken - before >= 80 * MIB
+    for i in range(40):
+        region[i][:] = b"x" * len(region[i])
+    assert shared_bytes() - taken < MIB
+    region.close()
+    assert shared_bytes() - before < MIB
+
+
+def test_prefaulting_works_on_a_kernel_that_can_not_do_it_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvstrata.primary.region.POPULATE_WRITE", 9999)
+    test_prefaulting_takes_all_pages_and_writes_find_them()
+
+
+def test_memory_that_can_not_be_taken_is_an_error_and_no_crash() -> None:
+    region = HostRegion.create(40, 2 * MIB)
+    os.ftruncate(region.handle.fd, 70 * MIB)  # the rest is not there for anybody
+    with pytest.raises(ConfigError, match=rf"^primary.prefault: {64 * MIB} of {80 * MIB} bytes"):
+        region.prefault()
+    region.close()
 
 
 def test_rows_are_aligned_separate_and_of_the_asked_size() -> None:
