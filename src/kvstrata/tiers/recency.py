@@ -1,12 +1,15 @@
 """The order in which a tier's chunks leave: lower priorities first, then the longest unused."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_DEFAULT, ReqContext
+
+consume = deque[object](maxlen=0).extend
+"""Runs an iterator to its end, in C."""
 
 
 @dataclass(slots=True)
@@ -60,23 +63,25 @@ class RecencyOrder:
         self._priority[key] = trail.priority
         self._classes.setdefault(trail.priority, OrderedDict())[key] = None
 
-    def use(self, trail: Trail, keys: Iterable[OffloadKey] = ()) -> None:
+    def use(self, trail: Trail, keys: Sequence[OffloadKey] = ()) -> None:
         """Note that a request uses chunks, in prefix order; those that are not there don't count.
 
         All of its trail counts as used, from its end to its start. A chunk keeps the highest
         priority that it was used with.
         """
-        trail.keys = dict.fromkeys(keys) | trail.keys
-        for key in reversed(trail.keys):
-            old = self._priority.get(key)
-            if old is None:
-                continue
-            if old < trail.priority:
-                del self._classes[old][key]
-                self._priority[key] = trail.priority
-                self._classes.setdefault(trail.priority, OrderedDict())[key] = None
-            else:
-                self._classes[old].move_to_end(key)
+        if keys:
+            trail.keys = dict.fromkeys(keys) | trail.keys
+        here = [key for key in reversed(trail.keys) if key in self._priority]
+        for priority in [each for each in self._classes if each < trail.priority]:
+            order = self._classes[priority]
+            for key in here:
+                if key in order:
+                    del order[key]
+                    self._priority[key] = trail.priority
+                    self._classes.setdefault(trail.priority, OrderedDict())[key] = None
+        for order in self._classes.values():
+            among = here if len(order) == len(self._priority) else [k for k in here if k in order]
+            consume(map(order.move_to_end, among))
 
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """Forget keys; those that are not there are ignored."""
