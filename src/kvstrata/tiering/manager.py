@@ -193,7 +193,8 @@ class TieringOffloadingManager(DelegatingManager):
         if output is not None and output.keys_to_store:
             self._promotions.num_spared = 0
         view = self._views.get(ctx.req_id)
-        if view is not None and ctx.hints.store:
+        num_taken = len(output.keys_to_store) if output is not None else 0
+        if view is not None and ctx.hints.store and num_taken < len(keys):
             others = set(output.keys_to_store) if output is not None else set()
             others.update(self._store.table.absent(keys))
             there = [key for key in keys if key not in others] if others else keys

@@ -139,19 +139,19 @@ class MemoryTier(SecondaryTierManager):
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
-        with self._changed:
-            self._chunks.order.use(self._trails.of(ctx))
+        self._chunks.order.note_use(self._trails.of(ctx))
         self._trails.end(ctx)
 
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
-        with self._changed:
-            self._chunks.order.use(self._trails.of(ctx), keys)
+        self._chunks.order.note_use(self._trails.of(ctx), keys)
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         with self._changed:
             self._chunks.expire(self._env.clock.wall_s())
+            if self._chunks.order.is_behind:
+                self._changed.notify_all()
 
     @override
     def take_events(self) -> Iterable[OffloadingEvent]:
@@ -221,16 +221,19 @@ class MemoryTier(SecondaryTierManager):
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not (self._loads or self._stores):
+                while not (self._loads or self._stores or self._chunks.order.is_behind):
                     if self._is_closed:
                         return
                     self._changed.wait()
+                for _ in self._chunks.order.catch_up():
+                    with self._unlocked():
+                        pass  # whoever waits may go first
                 queue = self._loads or self._stores
-                work = queue[0]
-                self._settle(work, self._copy(work))
-                if work.at == len(work.job.keys):
-                    queue.popleft()
-                    self._changed.notify_all()
+                if queue:
+                    self._settle(queue[0], self._copy(queue[0]))
+                    if queue[0].at == len(queue[0].job.keys):
+                        queue.popleft()
+                        self._changed.notify_all()
 
     def _copy(self, work: _Work) -> Outcome:
         """Copy the next chunk of a job."""
@@ -273,7 +276,7 @@ class MemoryTier(SecondaryTierManager):
         if not self._chunks.make_room(work.trail):
             return Outcome.REFUSED
         with self._unlocked():
-            payload = memoryview(np.empty(self._slots.chunk_bytes, np.uint8))
+            payload = np.empty(self._slots.chunk_bytes, np.uint8).data
             _move(payload, self._slots[slot])
             header = encode_header(key, payload, self._digest, expires_at_s)
         if key in work.void:

@@ -1,12 +1,15 @@
 """The order in which a tier's chunks leave: lower priorities first, then the longest unused."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Final, NamedTuple
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_DEFAULT, ReqContext
+
+NUM_KEYS_AT_A_TIME: Final = 1024
 
 consume = deque[object](maxlen=0).extend
 """Runs an iterator to its end, in C."""
@@ -41,13 +44,20 @@ class Trails:
         return self._trails.get(ctx.req_id) or Trail(ctx.hints.priority)
 
 
-class RecencyOrder:
-    """Keys by priority class and time of last use. Not thread-safe.
+class _Use(NamedTuple):
+    trail: Trail
+    keys: Sequence[OffloadKey]
+    at_s: float | None
 
-    Within a request tails leave before heads, once `use` has been called after the last `add`.
+
+class RecencyOrder:
+    """Keys by priority class and time of last use. Not thread-safe, but for `note_use`.
+
+    Within a request tails leave before heads, once a use was noted after the last `add`.
     """
 
     def __init__(self) -> None:
+        self._uses: deque[_Use] = deque()
         self._classes: dict[int, OrderedDict[OffloadKey, None]] = {}  # longest unused first
         self._priority: dict[OffloadKey, int] = {}
 
@@ -63,24 +73,47 @@ class RecencyOrder:
         self._priority[key] = trail.priority
         self._classes.setdefault(trail.priority, OrderedDict())[key] = None
 
-    def use(self, trail: Trail, keys: Sequence[OffloadKey] = ()) -> None:
-        """Note that a request uses chunks, in prefix order; those that are not there don't count.
+    @property
+    def is_behind(self) -> bool:
+        """Whether a use was noted that `catch_up` has not taken in. Thread: any."""
+        return bool(self._uses)
+
+    def note_use(
+        self, trail: Trail, keys: Sequence[OffloadKey] = (), at_s: float | None = None
+    ) -> None:
+        """Note that a request uses chunks, in prefix order; it counts from `catch_up` on.
 
         All of its trail counts as used, from its end to its start. A chunk keeps the highest
-        priority that it was used with.
+        priority that it was used with. Costs nothing for each key. Thread: any.
         """
-        if keys:
-            trail.keys = dict.fromkeys(keys) | trail.keys
-        here = [key for key in reversed(trail.keys) if key in self._priority]
-        for priority in [each for each in self._classes if each < trail.priority]:
-            order = self._classes[priority]
-            for key in here:
-                if key in order:
-                    del order[key]
-                    self._priority[key] = trail.priority
-                    self._classes.setdefault(trail.priority, OrderedDict())[key] = None
+        self._uses.append(_Use(trail, keys, at_s))
+
+    def catch_up(self) -> Iterator[tuple[Sequence[OffloadKey], float | None]]:
+        """Take in what was noted, some keys at a time, so that a lock need not be held for long.
+
+        Yields keys that are here and were used, and when.
+        """
+        while self._uses:
+            trail, keys, at_s = self._uses.popleft()
+            if keys:
+                trail.keys = dict.fromkeys(keys) | trail.keys
+            used = list(reversed(trail.keys))
+            for start in range(0, len(used), NUM_KEYS_AT_A_TIME):
+                part = used[start : start + NUM_KEYS_AT_A_TIME]
+                here = [key for key in part if key in self._priority]
+                self._move(here, trail.priority)
+                yield here, at_s
+
+    def _move(self, keys: Sequence[OffloadKey], priority: int) -> None:
+        """Put keys at the young end of their class, or of this one if it is higher."""
+        for lower in [each for each in self._classes if each < priority]:
+            for key in [key for key in keys if key in self._classes[lower]]:
+                del self._classes[lower][key]
+                self._priority[key] = priority
+                self._classes.setdefault(priority, OrderedDict())[key] = None
         for order in self._classes.values():
-            among = here if len(order) == len(self._priority) else [k for k in here if k in order]
+            is_only = len(order) == len(self._priority)
+            among = keys if is_only else [key for key in keys if key in order]
             consume(map(order.move_to_end, among))
 
     def remove(self, keys: Iterable[OffloadKey]) -> None:
@@ -92,6 +125,7 @@ class RecencyOrder:
 
     def clear(self) -> None:
         """Forget everything."""
+        self._uses.clear()
         self._classes.clear()
         self._priority.clear()
 

@@ -4,8 +4,9 @@ import pytest
 
 from kvstrata.core.errors import ContractError
 from kvstrata.core.results import LookupResult
-from kvstrata.testing import EVERY_KEY, chain, pattern, poison
-from kvstrata.testing.manager_calls import begin_store
+from kvstrata.testing import EVERY_KEY, chain, numbered_key, pattern, poison
+from kvstrata.testing.manager_calls import begin_store, finish
+from kvstrata.tiering.survey import NUM_ASKED_MAX
 from tests.tiering_world import CHUNK_BYTES, World
 
 AB, ABCD = chain("ab"), chain("abcd")
@@ -541,3 +542,32 @@ def test_the_ready_part_of_a_prefix_does_not_make_room_for_the_rest_of_it() -> N
     world.step()
     assert world.lookup(ABCD, ctx) == 4
     world.load(ABCD, ctx)
+
+
+def test_a_very_long_prefix_is_asked_for_and_fetched_in_pieces_and_each_chunk_once() -> None:
+    keys = [numbered_key(i) for i in range(2 * NUM_ASKED_MAX + 100)]
+    world = World(num_slots=len(keys))
+    world.put_below("a", keys)
+    ctx = world.request("r")
+    assert world.lookup(keys, ctx) is None
+    assert world.stats["num_writing"] == NUM_ASKED_MAX
+    assert world.lookup(keys, ctx) is None, "it goes on from there, also within the step"
+    assert world.tier()["lookup_chunks"] == 2 * NUM_ASKED_MAX
+    while (count := world.lookup(keys, ctx)) is None:
+        world.step()
+    assert count == len(keys)
+    assert world.backends["a"].loaded == keys
+    world.load(keys, ctx)
+    finish(world.manager, ctx)
+    world.assert_idle()
+
+
+def test_a_gap_in_a_long_prefix_ends_what_is_fetched() -> None:
+    keys = [numbered_key(i) for i in range(NUM_ASKED_MAX + 100)]
+    world = World(num_slots=len(keys))
+    world.put_below("a", [key for key in keys if key != keys[NUM_ASKED_MAX + 10]])
+    ctx = world.request("r")
+    while (count := world.lookup(keys, ctx)) is None:
+        world.step()
+    assert count == NUM_ASKED_MAX + 10
+    assert world.backends["a"].loaded == keys[:count]

@@ -143,6 +143,10 @@ class Copies:
         """Say whether the chunk is queued or being written."""
         return key in self._storing
 
+    def is_storing_any(self, keys: Sequence[OffloadKey]) -> bool:
+        """Say whether any of these chunks is queued or being written."""
+        return bool(self._storing) and not self._storing.keys().isdisjoint(keys)
+
     def take_results(self) -> Iterable[JobResult]:
         """Return the results since the last call."""
         with self._changed:

@@ -60,6 +60,8 @@ class Upkeep:
         """Queue all upkeep whose time has come."""
         if self._store.forget_expired():
             self._submit(Lane.CHORE, self._store.finish_forgetting)
+        if self._store.index.is_behind():
+            self._submit(Lane.CHORE, self._store.index.catch_up)
         now_s = self._clock.now_s()
         wants_scan = self._store.sweep.has_drifted or now_s >= self._scan_at_s
         if wants_scan and not self._is_scanning and now_s >= self._may_scan_at_s:
