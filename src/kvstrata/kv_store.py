@@ -169,8 +169,17 @@ class KVStore:
             self._manager.on_request_finished(ctx)
             return [state in {LookupResult.HIT, LookupResult.HIT_PENDING} for state in states]
 
+    def delete_tenant(self, tenant: str) -> None:
+        """Forget every chunk that was stored for a tenant, in every tier, also by earlier runs.
+
+        `tenant` is what the settings make of a request: the hint, or what they read instead.
+        """
+        with self._lock:
+            self._manager.delete_tenant(tenant)
+            self._step()
+
     def delete(self, keys: Sequence[OffloadKey], hints: Mapping[str, Any] | None = None) -> None:
-        """Forget chunks in every tier."""
+        """Forget chunks in every tier; see also `delete_tenant` and `clear`."""
         with self._lock:
             ctx = self._begin(hints)
             self._manager.delete(keys, ctx)

@@ -119,6 +119,14 @@ class DelegatingManager(OffloadingManager):
         self.inner.delete(keys, ctx)
 
     @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        self.inner.delete_prefix(prefix)
+
+    @override
+    def delete_tenant(self, tenant: str) -> None:
+        self.inner.delete_tenant(tenant)
+
+    @override
     def get_stats(self) -> Stats:
         return self.inner.get_stats()
 

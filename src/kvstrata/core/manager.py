@@ -187,6 +187,21 @@ class OffloadingManager(ABC):
         A lookup after this call is a MISS; what a copy still uses is freed when the copy ends.
         """
 
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Forget every chunk whose key begins with these bytes, in every tier.
+
+        As `delete`, for chunks that nobody can name one by one, such as all of a tenant; also those
+        that earlier processes stored.
+        """
+        raise NotImplementedError(f"{type(self).__name__} can't delete by prefix")
+
+    def delete_tenant(self, tenant: str) -> None:
+        """Forget every chunk of a tenant, in every tier, also what earlier processes stored.
+
+        Requests without a tenant are none: nothing marks their keys.
+        """
+        raise NotImplementedError(f"{type(self).__name__} knows no tenants")
+
     @abstractmethod
     def get_stats(self) -> Stats:
         """Return a snapshot of use and counters. Thread: any."""

@@ -202,6 +202,13 @@ class SecondaryTierManager(ABC):
         """Remove chunks, at the latest in the background; a lookup after this call is a MISS."""
         raise NotImplementedError(f"{type(self).__name__} can't delete single chunks")
 
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Remove every chunk whose key begins with these bytes, also those not known of.
+
+        At the latest in the background; a lookup after this call is a MISS.
+        """
+        raise NotImplementedError(f"{type(self).__name__} can't delete by prefix")
+
     @abstractmethod
     def drain_jobs(self, timeout_s: float) -> Collection[JobId]:
         """Wait until no job is in flight; return those that still are after `timeout_s`.

@@ -299,6 +299,11 @@ class CPUOffloadingManager(OffloadingManager):
         self._counters.deleted_chunks += len(self.store.remove(keys, RemovalReason.DELETED))
 
     @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        keys = [key for key in self.store.table.all_keys() if key.startswith(prefix)]
+        self._counters.deleted_chunks += len(self.store.remove(keys, RemovalReason.DELETED))
+
+    @override
     def get_stats(self) -> Stats:
         return primary_stats(
             self._slots, self.store, self._protection.num_chunks, self.requests, self._counters

@@ -212,6 +212,17 @@ class Cascades:
             for key in keys if handle.behind else ():
                 handle.behind.pop(key, None)
 
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Do `delete` for all keys that begin with these bytes."""
+        for handle in self._handles:
+            for in_flight in handle.jobs.values():
+                if isinstance(in_flight.owner, Cascade):
+                    found = {key for key in in_flight.job.keys if key.startswith(prefix)}
+                    in_flight.owner.deleted |= found
+            handle.delete_prefix(prefix)
+            for key in [key for key in handle.behind if key.startswith(prefix)]:
+                del handle.behind[key]
+
     def drop_copied(self, runs: Sequence[Run], count: int) -> int:
         """Evict runs that a tier below has, from the first on, until `count` chunks have left."""
         num_dropped = 0

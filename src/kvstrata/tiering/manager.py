@@ -312,6 +312,11 @@ class TieringOffloadingManager(DelegatingManager):
         self.inner.delete(keys, ctx)
         self._cascades.delete(keys)
 
+    @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        self.inner.delete_prefix(prefix)
+        self._cascades.delete_prefix(prefix)
+
     def attach_tier(self, config: TierConfig | Mapping[str, Any]) -> None:
         """Use one more tier, the last in order.
 

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from kvstrata.core.events import EventKind, RemovalReason
@@ -38,6 +38,9 @@ class HeldChunks:
 
     def __contains__(self, key: object) -> bool:
         return key in self._chunks
+
+    def __iter__(self) -> Iterator[OffloadKey]:
+        return iter(self._chunks)
 
     def get(self, key: OffloadKey) -> HeldChunk | None:
         """Return a chunk; None if it is not here."""

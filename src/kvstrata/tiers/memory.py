@@ -173,6 +173,12 @@ class MemoryTier(SecondaryTierManager):
             self._chunks.remove(keys, RemovalReason.DELETED)
 
     @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        with self._changed:
+            storing = {key for work in self._stores for key in work.job.keys}
+            self.delete([key for key in {*storing, *self._chunks} if key.startswith(prefix)])
+
+    @override
     def drain_jobs(self, timeout_s: float) -> Collection[JobId]:
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs, timeout_s)

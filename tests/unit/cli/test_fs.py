@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from kvstrata.cli.main import app
 from kvstrata.core.errors import ConfigError
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.tenants import TenantResolver
 from tests.disks import bytes_below, chunk_files
 from tests.fs_world import FILE_BYTES, World, cap, quick_dir
 
@@ -90,6 +92,25 @@ def test_wipe_removes_one_namespace_or_all_and_nothing_foreign(world: World) -> 
     run("fs", "wipe", world.root, "--yes")
     assert chunk_files(world.root) == []
     assert (world.root / "mine.txt").read_text() == "mine"
+    other.close()
+
+
+def test_l07_wipe_removes_a_namespace_by_its_name_or_a_tenant(world: World) -> None:
+    other = World(world.root)
+    other.keys[9] = OffloadKey(TenantResolver().tag_of("t") + other.keys[9])
+    other.open("other")
+    other.store(8, 9)
+    run("fs", "wipe", world.root, "--tenant", "nobody", "--yes")
+    assert len(chunk_files(world.root)) == 5
+    run("fs", "wipe", world.root, "--tenant", "t", "--yes")
+    assert len(chunk_files(world.root)) == 4
+    assert other.path_of(8).exists()
+    run("fs", "wipe", world.root, "--namespace", "other", "--yes")
+    assert chunk_files(world.root) == [
+        world.path_of(i) for i in sorted(range(3), key=world.path_of)
+    ]
+    run("fs", "wipe", world.root, "--namespace", "none", "--yes")
+    assert len(chunk_files(world.root)) == 3
     other.close()
 
 

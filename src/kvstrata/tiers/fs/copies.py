@@ -159,6 +159,12 @@ class Copies:
             self._void_keys |= {key: self._seq for key in keys if key in self._storing}
         self._store.index.void(writes)
 
+    def void_prefix(self, prefix: bytes) -> None:
+        """Do `void_keys` for all keys that begin so."""
+        with self._changed:
+            keys = {key for key in self._storing if key.startswith(prefix)}
+        self.void_keys(keys)
+
     def void_all(self) -> None:
         """Let all jobs in flight fail."""
         with self._changed:

@@ -100,6 +100,10 @@ class FsTier(SecondaryTierManager):
             for i, entry in enumerate(entries):
                 if entry is not None and entry.expires_at_s <= wall_s:
                     results[i] = LookupResult.MISS
+        if prefixes := self._store.leaving_prefixes():
+            for i, key in enumerate(keys):
+                if key.startswith(prefixes):
+                    results[i] = LookupResult.MISS
         return results
 
     def _look_for_absent(
@@ -168,6 +172,11 @@ class FsTier(SecondaryTierManager):
     def delete(self, keys: Collection[OffloadKey]) -> None:
         self._copies.void_keys(keys)
         self._upkeep.delete(list(keys))
+
+    @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        self._copies.void_prefix(prefix)
+        self._upkeep.delete_prefix(prefix)
 
     @override
     def drain_jobs(self, timeout_s: float) -> Collection[JobId]:

@@ -87,6 +87,11 @@ class Upkeep:
         self._store.forget(keys, RemovalReason.DELETED)
         self._submit(Lane.CHORE, self._store.finish_forgetting)
 
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Forget chunks by the start of their keys now, and remove files in the background."""
+        self._store.forget_prefix(prefix)
+        self._submit(Lane.CHORE, self._store.finish_forgetting)
+
     def wipe(self) -> None:
         """Forget all chunks of the namespace now, and remove their files in the background."""
         self._store.forget_all()

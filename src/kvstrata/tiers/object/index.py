@@ -1,7 +1,7 @@
 """Objects that are known to exist: a bounded memory of what is present, and the bytes they take."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -47,6 +47,10 @@ class Index:
     def __contains__(self, name: object) -> bool:
         """Say whether the object is known to exist."""
         return name in self._entries
+
+    def names(self) -> Iterable[ObjectName]:
+        """Return the objects that are known to exist."""
+        return self._entries
 
     def holds(self, name: ObjectName, wall_s: float) -> bool:
         """Say whether the object is verified and has not expired."""
