@@ -1,6 +1,6 @@
 """Turn a Config into objects: the only module that knows all of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -9,7 +9,7 @@ from kvstrata.core.config import Config, TierConfig
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.memory import SlotView, row_bytes_for
-from kvstrata.core.namespace import Namespace
+from kvstrata.core.namespace import Namespace, in_epoch
 from kvstrata.core.policy import EvictionPolicy
 from kvstrata.core.registry import Registry
 from kvstrata.core.settings import check_known
@@ -159,6 +159,7 @@ def build_manager(
         advice = HUGE_PAGES if config.primary.huge_pages else ()
         region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
         slots, close = region, region.close
+    release_rows = slots.release_rows if isinstance(slots, HostRegion) else _no_rows
     primary = CPUOffloadingManager(
         slots,
         policy,
@@ -167,6 +168,7 @@ def build_manager(
         tenants=tenants,
         clock=clock,
         close_region=close,
+        release_rows=release_rows,
     )
     manager: OffloadingManager = primary
     if config.tiers:
@@ -183,6 +185,10 @@ def build_manager(
 
 def _nothing() -> None:
     """Close rows that are not ours."""
+
+
+def _no_rows(slots: Sequence[int]) -> None:
+    """Release no memory: the rows are of some other kind."""
 
 
 def _primary_limits(config: Config, num_chunks: int) -> PrimaryLimits:
@@ -214,12 +220,14 @@ def _with_tiers(
         prefill_tokens_per_s=config.prefill_tokens_per_s,
     )
 
-    def make_handle(tier: TierConfig, path: str) -> TierHandle:
-        return _build_tier(tier, path, primary.slots, namespace, clock)
+    def make_handle(tier: TierConfig, path: str, epoch: str) -> TierHandle:
+        name = in_epoch(namespace, epoch)
+        return _build_tier(tier, path, primary.slots, name, clock)
 
     manager = TieringOffloadingManager(
         primary, make_handle, limits=limits, tenants=tenants, clock=clock
     )
+    manager.set_epoch(config.weights_epoch or "")
     try:
         for tier in config.tiers:
             manager.attach_tier(tier)

@@ -158,6 +158,7 @@ class Config:
     tenant_from: str = setting(_parse_tenant_from, "hint")
     chunk_bytes: int | None = setting(optional(parse_bytes), None)  # an engine tells it instead
     namespace: str = setting(parse_text, "default")  # likewise
+    weights_epoch: str | None = setting(optional(parse_text), None)  # as `set_epoch` was told last
     num_ranks: int = setting(parse_count(), 1)  # workers on this host, each with its own primary
     tokens_per_chunk: int = setting(parse_count(), 1)  # the connector knows it and sets it
     max_wait_s: float = setting(parse_seconds, 5.0)  # for slower tiers, per request

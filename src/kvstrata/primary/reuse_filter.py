@@ -100,6 +100,11 @@ class FilterReusedOffloadingManager(DelegatingManager):
         self.inner.delete_prefix(prefix)
 
     @override
+    def set_epoch(self, epoch: str, timeout_s: float = 10.0) -> None:
+        self._offers.clear()
+        self.inner.set_epoch(epoch, timeout_s)
+
+    @override
     def get_stats(self) -> Stats:
         stats = self.inner.get_stats()
         return replace(
