@@ -159,6 +159,12 @@ def build_manager(
         advice = HUGE_PAGES if config.primary.huge_pages else ()
         region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
         slots, close = region, region.close
+    elif slots.num_slots < num_chunks or slots.chunk_bytes < chunk_bytes:
+        raise ConfigError(
+            "primary",
+            f"{slots.num_slots} slots of {slots.chunk_bytes} bytes were given, "
+            f"{num_chunks} of {chunk_bytes} are needed",
+        )
     release_rows = slots.release_rows if isinstance(slots, HostRegion) else _no_rows
     primary = CPUOffloadingManager(
         slots,

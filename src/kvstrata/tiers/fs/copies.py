@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from typing_extensions import override
+
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.results import JobResult, LoadJob, StoreJob
@@ -42,6 +44,10 @@ class _Load:
     def run(self, page: memoryview) -> None:
         self.copies.run_load(self, page)
 
+    @override
+    def __str__(self) -> str:
+        return f"loading {self.key.hex()}"
+
     def fail(self) -> None:
         self.copies.settle(self, Outcome.FAILED)
 
@@ -55,6 +61,10 @@ class _Store(Write):
 
     def run(self, page: memoryview) -> None:
         self.copies.run_store(self, page)
+
+    @override
+    def __str__(self) -> str:
+        return f"storing {self.key.hex()}"
 
     def fail(self) -> None:
         self.copies.settle(self, Outcome.FAILED)
@@ -71,6 +81,10 @@ class _Admit:
     def run(self, page: memoryview) -> None:
         del page
         self.copies.run_admit(self)
+
+    @override
+    def __str__(self) -> str:
+        return f"making room for {len(self.stores)} chunks from {self.stores[0].key.hex()} on"
 
     def fail(self) -> None:
         for store in self.stores:

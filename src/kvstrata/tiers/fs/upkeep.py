@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from typing_extensions import override
+
 from kvstrata.core.clock import Clock
 from kvstrata.core.events import RemovalReason
 from kvstrata.core.keys import OffloadKey
@@ -27,6 +29,10 @@ SCAN_SHARE: Final = 0.01
 @dataclass(slots=True, eq=False)
 class _Chore:
     do: Callable[[], None]
+
+    @override
+    def __str__(self) -> str:
+        return f"upkeep {getattr(self.do, '__name__', 'of directories')}"
 
     def run(self, page: memoryview) -> None:
         del page

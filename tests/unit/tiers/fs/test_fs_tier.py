@@ -19,6 +19,7 @@ from kvstrata.core.tier import TierEnv
 from kvstrata.testing import FakeRegion, poison
 from kvstrata.testing.tier_calls import IDLE_STEP, PATIENCE_S, pause, wait_for
 from kvstrata.tiers.fs import FsTier
+from kvstrata.tiers.fs.sweep import Sweep
 from tests.disks import bytes_below, chunk_files
 from tests.fs_world import CHUNK_BYTES, CTX, FILE_BYTES, World, cap, quick_dir
 
@@ -714,3 +715,21 @@ def test_the_root_may_be_used_twice_in_one_process(world: World, tmp_path: Path)
     other.close()
     world.settle()
     world.tier.check()
+
+
+def test_an_unexpected_error_is_logged_with_a_count_and_the_first_key_only(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(self: Sweep, writes: object) -> int:
+        raise ZeroDivisionError
+
+    tier = world.open()
+    monkeypatch.setattr(Sweep, "grant", break_down)
+    assert world.store(*range(16)) == set(range(16))
+    (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    line = record.getMessage()
+    assert f"16 chunks from {world.keys[0].hex()} on" in line
+    assert world.keys[1].hex() not in line
+    monkeypatch.undo()
+    assert world.store(*range(16)) == set()
+    tier.check()
