@@ -125,10 +125,13 @@ def test_bench_verifies_every_byte_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("PATH", "")  # without fio
     options = ("--chunk-bytes", "16KiB", "--chunks", "20", "--rounds", "1", "--json")
+    options += ("--adopt-chunks", "300")
     figures = json.loads(run("bench", "fs", "--root", tmp_path, *options))
     assert figures["bytes_verified"] == 20 * 16384
     assert figures["store_GBps"] > 0
     assert figures["load_GBps"] > 0
     assert figures["max_call_ms"] > 0
     assert figures["fio_write_GBps"] is None
+    assert figures["num_adopted"] == 300
+    assert figures["adopt_s"] > 0
     assert list(tmp_path.iterdir()) == []
