@@ -106,9 +106,7 @@ def test_l07_wipe_removes_a_namespace_by_its_name_or_a_tenant(world: World) -> N
     assert len(chunk_files(world.root)) == 4
     assert other.path_of(8).exists()
     run("fs", "wipe", world.root, "--namespace", "other", "--yes")
-    assert chunk_files(world.root) == [
-        world.path_of(i) for i in sorted(range(3), key=world.path_of)
-    ]
+    assert set(chunk_files(world.root)) == {world.path_of(i) for i in range(3)}
     run("fs", "wipe", world.root, "--namespace", "none", "--yes")
     assert len(chunk_files(world.root)) == 3
     other.close()
