@@ -21,6 +21,7 @@ from kvstrata.primary.manager import CPUOffloadingManager
 from kvstrata.primary.region import HUGE_PAGES, HostRegion
 from kvstrata.primary.reuse_filter import FilterReusedOffloadingManager
 from kvstrata.primary.tenancy import TenantOffloadingManager
+from kvstrata.primary.tidying import TidyOffloadingManager
 from kvstrata.tiering.manager import TieringOffloadingManager
 from kvstrata.tiering.tier_handle import TierHandle
 from kvstrata.tiering.waiting import TieringLimits
@@ -180,13 +181,25 @@ def build_manager(
     if config.tiers:
         name = namespace if isinstance(namespace, str) else namespace.fingerprint()
         manager = _with_tiers(primary, config, tenants, name, clock)
+    return TenantOffloadingManager(_wrapped(manager, primary, config), tenants)
+
+
+def _wrapped(
+    manager: OffloadingManager, primary: CPUOffloadingManager, config: Config
+) -> OffloadingManager:
+    """Put around a manager what the settings ask for."""
+    idle_s, zero_freed = config.primary.idle_s, config.primary.zero_freed
+    if idle_s is not None or zero_freed:
+        manager = TidyOffloadingManager(
+            manager, primary.store, idle_s=idle_s, zero_freed=zero_freed
+        )
     if config.filter.store_threshold > 1:
         manager = FilterReusedOffloadingManager(
             manager,
             store_threshold=config.filter.store_threshold,
             num_tracked_max=config.filter.num_tracked_max,
         )
-    return TenantOffloadingManager(manager, tenants)
+    return manager
 
 
 def _nothing() -> None:

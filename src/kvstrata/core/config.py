@@ -46,6 +46,8 @@ class PrimaryConfig:
     protect_s: float = setting(parse_seconds, 60.0)
     priority_share: float = setting(parse_share, 0.75)  # of slots, for more than default priority
     num_events_max: int = setting(parse_count(), 65536)
+    idle_s: float | None = setting(optional(parse_seconds), None)  # unused for longer: leaves
+    zero_freed: bool = setting(parse_bool, default=False)  # overwrite slots that hold nothing
 
     def __post_init__(self) -> None:
         sizes = (self.num_chunks, self.bytes, self.bytes_per_rank)

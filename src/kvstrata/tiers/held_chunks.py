@@ -25,7 +25,10 @@ class HeldChunk(NamedTuple):
 class HeldChunks:
     """Who is here, who leaves for whom, and the events of both. Not thread-safe."""
 
-    def __init__(self, capacity: int, medium: str) -> None:
+    def __init__(self, capacity: int, medium: str, idle_s: float | None) -> None:
+        """Start empty; chunks that nobody used for `idle_s` leave, unless that is None."""
+        self._idle_s = idle_s
+        self._used_at_s: dict[OffloadKey, float] = {}
         self.order = RecencyOrder()
         self.events = EventLog(medium)
         self._capacity = capacity
@@ -59,8 +62,16 @@ class HeldChunks:
         self.remove(victims, RemovalReason.EVICTED)
         return bool(victims)
 
-    def add(self, key: OffloadKey, chunk: HeldChunk, trail: Trail) -> None:
+    def catch_up(self) -> Iterator[None]:
+        """Let uses count that were noted, some at each step of the iterator."""
+        for keys, at_s in self.order.catch_up():
+            if at_s is not None:
+                self._used_at_s.update(dict.fromkeys(keys, at_s))
+            yield
+
+    def add(self, key: OffloadKey, chunk: HeldChunk, trail: Trail, wall_s: float) -> None:
         """Take in a chunk that is not here, of a request; there must be room."""
+        self._used_at_s[key] = wall_s
         self._chunks[key] = chunk
         self.order.add(trail, key)
         heapq.heappush(self._expiries, (chunk.expires_at_s, key))
@@ -70,6 +81,8 @@ class HeldChunks:
         """Let chunks leave, as far as they are here."""
         gone = [key for key in keys if self._chunks.pop(key, None)]
         self.order.remove(gone)
+        for key in gone:
+            del self._used_at_s[key]
         self._removed[reason] += len(gone)
         self.events.note(EventKind.REMOVED, gone, reason)
 
@@ -80,6 +93,10 @@ class HeldChunks:
             chunk = self._chunks.get(key)
             if chunk and chunk.expires_at_s <= wall_s:
                 self.remove([key], RemovalReason.EXPIRED)
+        if self._idle_s is not None and not self.order.is_behind:
+            before_s, used_at_s = wall_s - self._idle_s, self._used_at_s
+            idle = self.order.unused(lambda key: used_at_s[key] <= before_s)
+            self.remove(idle, RemovalReason.EXPIRED)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -87,6 +104,7 @@ class HeldChunks:
             self.events.note(EventKind.CLEARED, reason=RemovalReason.CLEARED)
         self._chunks.clear()
         self._expiries.clear()
+        self._used_at_s.clear()
         self.order.clear()
 
     def counters(self) -> Mapping[str, int]:
@@ -97,5 +115,5 @@ class HeldChunks:
         """Assert every invariant."""
         assert len(self._chunks) <= self._capacity
         assert all(key in self.order for key in self._chunks)
-        assert len(self.order) == len(self._chunks)
+        assert len(self.order) == len(self._chunks) == len(self._used_at_s)
         self.order.check()

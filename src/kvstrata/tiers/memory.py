@@ -11,29 +11,22 @@ from typing import Any, Self
 import numpy as np
 from typing_extensions import override
 
-from kvstrata.core.errors import ConfigError, CorruptChunkError, TierClosedError
+from kvstrata.core.errors import CorruptChunkError, TierClosedError
 from kvstrata.core.events import OffloadingEvent, RemovalReason
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.request import ReqContext, ScheduleEndContext
 from kvstrata.core.results import JobResult, LoadJob, LookupResult, StoreJob
-from kvstrata.core.settings import optional, parse_bytes, parse_count, parse_settings, setting
+from kvstrata.core.settings import parse_settings
 from kvstrata.core.stats import Stats
 from kvstrata.core.tier import DEFAULT_ENV, SecondaryTierManager, TierEnv
 from kvstrata.tiers.chunk_format import NEVER_S, digest_namespace, encode_header, verify_chunk
 from kvstrata.tiers.held_chunks import HeldChunk, HeldChunks
 from kvstrata.tiers.jobs import Job, JobBook, Outcome
+from kvstrata.tiers.memory_settings import MemorySettings
 from kvstrata.tiers.recency import Trail, Trails
 
 logger = logging.getLogger("kvstrata.memory")
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySettings:
-    """How much the tier keeps; the tighter of the two bounds holds."""
-
-    max_chunks: int = setting(parse_count(), 1024)
-    max_bytes: int | None = setting(optional(parse_bytes), None)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,16 +42,6 @@ class _Work:
         return set(self.job.keys[self.at :]) - self.void
 
 
-def _capacity(settings: MemorySettings, chunk_bytes: int, path: str) -> int:
-    if settings.max_bytes is None:
-        return settings.max_chunks
-    if settings.max_bytes < chunk_bytes:
-        raise ConfigError(
-            f"{path}.max_bytes", f"{settings.max_bytes} holds no chunk of {chunk_bytes} bytes"
-        )
-    return min(settings.max_chunks, settings.max_bytes // chunk_bytes)
-
-
 class MemoryTier(SecondaryTierManager):
     """Chunks in a dictionary, bounded, with expiry and eviction by recency.
 
@@ -69,12 +52,12 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, slots: SlotView, *, env: TierEnv = DEFAULT_ENV, **settings: Any) -> None:  # noqa: ANN401
         """Start empty. `settings` are those of `MemorySettings`."""
         parsed = parse_settings(MemorySettings, settings, env.path)
-        self._max_bytes = _capacity(parsed, slots.chunk_bytes, env.path) * slots.chunk_bytes
+        self._max_bytes = parsed.capacity(slots.chunk_bytes, env.path) * slots.chunk_bytes
         self._slots = slots
         self._env = env
         self._digest = digest_namespace(env.namespace)
         self._changed = Condition()
-        self._chunks = HeldChunks(self._max_bytes // slots.chunk_bytes, env.name)
+        self._chunks = HeldChunks(self._max_bytes // slots.chunk_bytes, env.name, parsed.idle_s)
         self._trails = Trails()
         self._jobs = JobBook(slots.chunk_bytes)
         self._loads: deque[_Work] = deque()
@@ -91,7 +74,7 @@ class MemoryTier(SecondaryTierManager):
     @classmethod
     @override
     def num_chunks_max(cls, settings: Mapping[str, Any], chunk_bytes: int, path: str) -> int | None:
-        return _capacity(parse_settings(MemorySettings, settings, path), chunk_bytes, path)
+        return parse_settings(MemorySettings, settings, path).capacity(chunk_bytes, path)
 
     @override
     def lookup(self, key: OffloadKey, ctx: ReqContext) -> LookupResult:
@@ -144,7 +127,7 @@ class MemoryTier(SecondaryTierManager):
 
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
-        self._chunks.order.note_use(self._trails.of(ctx), keys)
+        self._chunks.order.note_use(self._trails.of(ctx), keys, self._env.clock.wall_s())
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -231,7 +214,7 @@ class MemoryTier(SecondaryTierManager):
                     if self._is_closed:
                         return
                     self._changed.wait()
-                for _ in self._chunks.order.catch_up():
+                for _ in self._chunks.catch_up():
                     with self._unlocked():
                         pass  # whoever waits may go first
                 queue = self._loads or self._stores
@@ -287,7 +270,8 @@ class MemoryTier(SecondaryTierManager):
             header = encode_header(key, payload, self._digest, expires_at_s)
         if key in work.void:
             return Outcome.FAILED
-        self._chunks.add(key, HeldChunk(header, payload, expires_at_s), work.trail)
+        chunk = HeldChunk(header, payload, expires_at_s)
+        self._chunks.add(key, chunk, work.trail, self._env.clock.wall_s())
         return Outcome.ARRIVED
 
     @contextmanager

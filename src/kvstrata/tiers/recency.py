@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
 from kvstrata.core.keys import OffloadKey
@@ -94,7 +94,7 @@ class RecencyOrder:
         Yields keys that are here and were used, and when.
         """
         while self._uses:
-            trail, keys, at_s = self._uses.popleft()
+            use = trail, keys, at_s = self._uses[0]
             if keys:
                 trail.keys = dict.fromkeys(keys) | trail.keys
             used = list(reversed(trail.keys))
@@ -103,6 +103,8 @@ class RecencyOrder:
                 here = [key for key in part if key in self._priority]
                 self._move(here, trail.priority)
                 yield here, at_s
+            if self._uses and self._uses[0] is use:  # not cleared meanwhile
+                self._uses.popleft()
 
     def _move(self, keys: Sequence[OffloadKey], priority: int) -> None:
         """Put keys at the young end of their class, or of this one if it is higher."""
@@ -146,6 +148,10 @@ class RecencyOrder:
                 if len(victims) == count:
                     break
         return victims
+
+    def unused(self, is_idle: Callable[[OffloadKey], bool]) -> list[OffloadKey]:
+        """Return the longest unused keys of each class, as far as they are idle."""
+        return [key for order in self._classes.values() for key in takewhile(is_idle, order)]
 
     def check(self) -> None:
         """Assert every invariant."""

@@ -122,8 +122,8 @@ def test_bench_verifies_every_byte_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")  # without fio
-    options = ("--chunk-bytes", "16KiB", "--chunks", "20", "--rounds", "1", "--json")
-    options += ("--adopt-chunks", "300")
+    options = ["--chunk-bytes", "16KiB", "--chunks", "20", "--rounds", "1", "--json"]
+    options += ["--adopt-chunks", "300"]
     figures = json.loads(run("bench", "fs", "--root", tmp_path, *options))
     assert figures["bytes_verified"] == 20 * 16384
     assert figures["store_GBps"] > 0

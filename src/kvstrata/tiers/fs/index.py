@@ -201,6 +201,13 @@ class Index:
                     expired[key] = None
             return self._drop(list(expired))
 
+    def take_idle(self, before_s: float) -> list[OffloadKey]:
+        """Make chunks leave that were used last before that time; return them."""
+        self.catch_up()
+        with self._lock:
+            idle = self._order.unused(lambda key: self._entries[key].used_at_s < before_s)
+            return self._drop([key for key in idle if self._may_leave(key)])
+
     def take_unmarked(self, num_max: int) -> list[tuple[OffloadKey, Entry]]:
         """Return chunks whose file is to be told of their last use, and count it as told."""
         self.catch_up()

@@ -164,6 +164,13 @@ class ChunkStore:
             self._forgotten.append(_Forgotten(expired, RemovalReason.EXPIRED, expired))
         return bool(expired)
 
+    def forget_idle(self, idle_s: float) -> None:
+        """Remove chunks that nobody used for so long."""
+        idle = self.index.take_idle(self._env.clock.wall_s() - idle_s)
+        if idle:
+            self._forgotten.append(_Forgotten(idle, RemovalReason.EXPIRED, idle))
+            self.finish_forgetting()
+
     def forget_all(self) -> None:
         """Make all chunks leave now; their files are gone after `finish_forgetting`."""
         if self.index.clear():

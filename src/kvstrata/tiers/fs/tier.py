@@ -30,6 +30,7 @@ from kvstrata.tiers.fs.settings import (
 from kvstrata.tiers.fs.store import ChunkStore
 from kvstrata.tiers.fs.upkeep import Upkeep
 from kvstrata.tiers.fs.workers import Lane, Workers
+from kvstrata.tiers.fs.zeroing_disk import ZeroingDisk
 from kvstrata.tiers.recency import Trails
 
 
@@ -57,7 +58,8 @@ class FsTier(SecondaryTierManager):
         """
         self._settings = parse_fs_settings(settings, env.path)
         self._env = env
-        self._disk = disk or RealDisk.open_root(self._settings, env.path)
+        kind = ZeroingDisk if self._settings.zero_removed else RealDisk
+        self._disk = disk or kind.open_root(self._settings, env.path)
         self._store = ChunkStore(self._disk, self._settings, env, slots.chunk_bytes)
         self._index = self._store.index
         self._workers = Workers(self._settings.num_threads, env.name, env.clock)

@@ -22,6 +22,7 @@ CHECK_FREE_S: Final = 1.0
 MARK_S: Final = 600.0
 NUM_MARKED_MAX: Final = 256
 NUM_CHUNKS_FOR_FAN: Final = 4096
+NUM_IDLE_LOOKS: Final = 8  # for unused chunks, within the time after which they leave
 SCAN_SHARE: Final = 0.01
 """A look at the whole root takes no more than this share of the time."""
 
@@ -61,6 +62,7 @@ class Upkeep:
         self._scan_at_s = now_s + settings.refresh_s
         self._check_free_at_s = now_s
         self._mark_at_s = now_s + MARK_S
+        self._idle_at_s = now_s
 
     def start_what_is_due(self) -> None:
         """Queue all upkeep whose time has come."""
@@ -76,6 +78,10 @@ class Upkeep:
         if self._settings.min_free_bytes and now_s >= self._check_free_at_s:
             self._check_free_at_s = now_s + CHECK_FREE_S
             self._submit(Lane.CHORE, self._store.sweep.keep_free)
+        idle_s = self._settings.idle_s
+        if idle_s is not None and now_s >= self._idle_at_s:
+            self._idle_at_s = now_s + idle_s / NUM_IDLE_LOOKS
+            self._submit(Lane.CHORE, partial(self._store.forget_idle, idle_s))
         if now_s >= self._mark_at_s:
             self._mark_at_s = now_s + MARK_S
             self.mark()
