@@ -169,10 +169,10 @@ class TieringOffloadingManager(TieredManager):
         view = self._views.get(ctx.req_id)
         num_taken = len(output.keys_to_store) if output is not None else 0
         if view is not None and ctx.hints.store and num_taken < len(keys):
-            others = set(output.keys_to_store) if output is not None else set()
-            others.update(self._store.table.absent(keys))
-            there = [key for key in keys if key not in others] if others else keys
-            if there:
+            absent = self._store.table.absent(keys)
+            if num_taken + len(absent) < len(keys):
+                others = {*absent, *(output.keys_to_store if output is not None else ())}
+                there = [key for key in keys if key not in others] if others else keys
                 self._cascades.note_offered(there, view)
         return output
 

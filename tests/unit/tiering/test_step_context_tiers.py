@@ -30,7 +30,7 @@ class Recording(SecondaryTierManager):
     def submit_load(self, job: LoadJob) -> None:
         assert job.req_context is not None
         RECORDS[self.__class__.__name__].loads_for.append(job.req_context.req_id)
-        super().submit_load(job)
+        super().submit_load(job)  # type: ignore[safe-super]
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -80,7 +80,7 @@ def settings(kind: str, root: Path) -> dict[str, Any]:
 class StepWorld(World):
     """Eight slots over one recording tier of some type."""
 
-    def __init__(self, kind: str, root: Path, **config: object) -> None:
+    def __init__(self, kind: str, root: Path, **config: Any) -> None:  # noqa: ANN401
         self.record = RECORDS[kind] = Record()
         super().__init__(8, tier=settings(kind, root), max_wait_s=1e6, **config)
 

@@ -733,3 +733,21 @@ def test_an_unexpected_error_is_logged_with_a_count_and_the_first_key_only(
     monkeypatch.undo()
     assert world.store(*range(16)) == set()
     tier.check()
+
+
+def test_l07_chunks_of_others_that_are_not_known_here_are_deleted_by_prefix_too(
+    world: World,
+) -> None:
+    mine = world.open(shared="no")
+    other = world.open(shared="no")
+    world.store(0, 1)
+    prefix = world.keys[0][:8]
+    assert not world.keys[1].startswith(prefix)
+    assert mine.lookup(world.keys[0], CTX) is LookupResult.MISS, "it does not know of it"
+    mine.delete_prefix(prefix)
+    while not mine.is_idle():
+        pause()
+    assert chunk_files(world.root) == [world.path_of(1)]
+    assert world.load(0, 1) == {0}
+    other.on_schedule_end(IDLE_STEP)
+    mine.check()
