@@ -18,6 +18,9 @@ from kvstrata.primary.chunk_store import ChunkStore
 NUM_PERIODS: Final = 8
 """Uses are remembered by eighths of the lifetime, so a chunk may stay for that much longer."""
 
+USED_SHARE_MAX: Final = 4
+"""Keys remembered for each slot at most; those without a slot are forgotten first."""
+
 ZEROED_BYTES_MAX: Final = 8 * 2**20
 """What one step overwrites at most, one slot apart: the scheduler waits for it."""
 
@@ -49,9 +52,16 @@ class TidyOffloadingManager(DelegatingManager):
         self._period_ends_s = store.clock.now_s()
         self._zeroed: set[int] | None = set(range(store.table.num_slots)) if zero_freed else None
 
+    @property
+    def num_remembered(self) -> int:
+        """Keys whose use is remembered, each one time for each period."""
+        return len(self._used) + sum(len(keys) for _, keys in self._used_before)
+
     def _note_use(self, keys: Collection[OffloadKey]) -> None:
         if self._idle_s is not None:
             self._used.update(keys)
+            if len(self._used) > USED_SHARE_MAX * self._store.table.num_slots + len(keys):
+                self._used.intersection_update(self._store.table.all_keys())
 
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from kvstrata.core.delegate import find_manager
 from kvstrata.core.events import EventKind, RemovalReason
-from kvstrata.testing import chain
+from kvstrata.core.results import LookupResult
+from kvstrata.primary.tidying import TidyOffloadingManager
+from kvstrata.testing import chain, numbered_key
 from kvstrata.testing.manager_calls import finish, look_up, start, store
 from kvstrata.testing.tier_calls import NUM_POLLS_MAX, pause
 from tests.disks import chunk_files
@@ -110,6 +113,21 @@ def test_o04_a_prefetched_chunk_that_nobody_uses_leaves_too() -> None:
         world.step(by_s=10.0)
     assert world.stats["num_resident"] == 0
     assert world.below("a") == set(AB), "each tier has its own setting"
+
+
+def test_what_is_remembered_of_uses_stays_bounded() -> None:
+    primary = {"num_chunks": 8, "policy": "lru", "idle_s": 60}
+    world = World(8, primary=primary)
+    tidy = find_manager(world.manager, TidyOffloadingManager)
+    assert tidy is not None
+    world.run("k", KEPT)
+    ctx = world.request("r")
+    for i in range(100):
+        world.manager.touch([numbered_key(i)], ctx)
+        assert tidy.num_remembered <= 4 * 8 + 2
+    for _ in range(6):
+        world.step(by_s=7.6)
+    assert list(world.manager.lookup_states(KEPT, ctx)) == [LookupResult.HIT]
 
 
 @pytest.mark.parametrize("zero_freed", [True, False])
