@@ -13,6 +13,7 @@ from kvstrata.core.results import JobResult, StoreJob
 from kvstrata.primary.chunk_store import ChunkStore
 from kvstrata.primary.run_table import Held
 from kvstrata.tiering.request_view import RequestView
+from kvstrata.tiering.stretches import resident_among
 from kvstrata.tiering.tier_handle import NEVER_S, TierHandle
 
 
@@ -80,11 +81,12 @@ class Cascades:
             lacking = [key for key in dict.fromkeys(keys) if key not in handle.below]
             if write is WritePolicy.ON_REUSE:
                 lacking = [key for key in lacking if key not in view.stored]
-            ready = [key for key in lacking if self._store.is_resident(key)]
-            self.store(ready, handle, view.ctx)
+            ready = resident_among(lacking, self._store.table)
+            num_started = self.store(ready, handle, view.ctx)
             if len(ready) < len(lacking):
-                for key in lacking:
-                    handle.behind.setdefault(key, view.ctx)
+                started = set(ready[:num_started])
+                late = [k for k in lacking if k not in started and k not in handle.behind]
+                handle.behind.update(dict.fromkeys(late, view.ctx))
 
     def note_reused(self, keys: Sequence[OffloadKey], view: RequestView) -> None:
         """A request loads resident chunks."""
@@ -255,6 +257,8 @@ class Cascades:
                     self._start(keys, handle, None, 1)
 
     def _catch_up(self, handle: TierHandle) -> None:
+        if not handle.room_for_stores():
+            return
         table = self._store.table
         for key in [
             key for key in handle.behind if key not in table

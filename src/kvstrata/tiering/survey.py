@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Final
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import Run
 from kvstrata.core.results import LookupResult
 from kvstrata.primary.chunk_store import ChunkStore
 from kvstrata.tiering.promotion import Promotions
 from kvstrata.tiering.request_view import RequestView
+from kvstrata.tiering.stretches import in_common
 from kvstrata.tiering.tier_handle import TierHandle
 
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
@@ -100,7 +99,7 @@ def survey(
         source = promotions.source_of(run)
         if source is None and run.owner is not None:
             break
-        common = _in_common(run, keys[at : at + len(run.keys)])
+        common = in_common(run, keys[at : at + len(run.keys)])
         if source is not None:
             result.num_pending += len(common)
             view.fetched.update(dict.fromkeys(common, source.name))
@@ -114,18 +113,6 @@ def _leading_absent(keys: list[OffloadKey], store: ChunkStore) -> list[OffloadKe
     if len(absent) == len(keys):
         return keys
     return keys[: next(i for i, key in enumerate(keys) if absent[i : i + 1] != [key])]
-
-
-def _in_common(run: Run, keys: list[OffloadKey]) -> list[OffloadKey]:
-    """Return the first keys, as far as they are a stretch of the run."""
-    start = run.keys.index(keys[0])
-    stretch = run.keys[start : start + len(keys)]
-    if keys[: len(stretch)] == stretch:
-        return stretch
-    return [
-        key
-        for key, _ in takewhile(lambda pair: pair[0] == pair[1], zip(keys, stretch, strict=False))
-    ]
 
 
 def _add_absent(absent: list[OffloadKey], result: Survey, view: RequestView) -> int:
