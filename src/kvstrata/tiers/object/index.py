@@ -6,6 +6,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from kvstrata.core.keys import OffloadKey
+from kvstrata.tiers.recency import consume
 
 _SPARE_SHARE = 0.02  # of the cap, freed on top of what is needed
 
@@ -67,9 +68,8 @@ class Index:
 
     def touch(self, names: Sequence[ObjectName]) -> None:
         """Note one use of objects, in prefix order: the head will be the last of them to leave."""
-        for name in reversed(names):
-            if name in self._entries:
-                self._entries.move_to_end(name)
+        here = [name for name in reversed(names) if name in self._entries]
+        consume(map(self._entries.move_to_end, here))
 
     def forget(self, name: ObjectName) -> Entry | None:
         """Drop an object and return what was known of it."""
