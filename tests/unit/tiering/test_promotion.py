@@ -415,6 +415,43 @@ def test_q02_a_prefetch_leaves_chunks_resident_and_evictable() -> None:
     assert world.lookup(AB, world.request("r")) == 2
 
 
+def test_q02_prefetched_chunks_give_way_to_what_is_asked_for() -> None:
+    world = World()
+    world.put_below("a", LONG[:8])
+    prefetch = world.request("prefetch")
+    assert world.lookup(LONG[:4], prefetch) is None
+    states = list(world.manager.lookup_states(LONG[:4], prefetch))
+    assert states == [LookupResult.HIT_PENDING] * 4, "it can be seen on its way"
+    world.step()
+    assert world.lookup(LONG[:4], prefetch) == 4
+    finish(world.manager, prefetch)
+    demand = world.request("demand")
+    assert world.lookup(LONG[4:8], demand) is None
+    world.step()
+    assert world.lookup(LONG[4:8], demand) == 4
+    world.load(LONG[4:8], demand)
+    finish(world.manager, demand)
+    world.assert_idle()
+
+
+def test_q02_a_prefetch_that_fails_harms_nobody() -> None:
+    world = World()
+    world.put_below("a", ABCD)
+    world.backends["a"].fail_loads = EVERY_KEY
+    prefetch = world.request("prefetch")
+    assert world.lookup(ABCD, prefetch) is None
+    world.step()
+    assert world.lookup(ABCD, prefetch) == 0
+    finish(world.manager, prefetch)
+    world.assert_idle()
+    assert world.stats["num_free"] == 4
+    world.backends["a"].fail_loads = frozenset()
+    world.run("demand", AB)
+    again = world.request("again")
+    assert world.lookup(AB, again) == 2
+    world.load(AB, again)
+
+
 def test_q04_few_chunks_are_not_worth_waiting_for() -> None:
     keys = chain("abc")
     for limit, expected in ((2, 2), (0, None)):
