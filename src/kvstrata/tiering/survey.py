@@ -25,11 +25,13 @@ class Survey:
         found: Chunks to fetch, in order, as stretches from one tier each.
         num_pending: Chunks that are on their way up already.
         num_unknown: Chunks that a tier is still looking for.
+        is_cut: There may be more behind them that no tier was asked for.
     """
 
     found: list[tuple[TierHandle, list[OffloadKey]]] = field(default_factory=list)
     num_pending: int = 0
     num_unknown: int = 0
+    is_cut: bool = False
 
     @property
     def num_missing(self) -> int:
@@ -93,7 +95,8 @@ def survey(
             absent = _leading_absent(keys[at : at + NUM_ASKED_MAX], store)
             num_usable = _add_absent(absent, result, view)
             at += num_usable
-            if num_usable < len(absent) or num_usable == NUM_ASKED_MAX:
+            result.is_cut = num_usable == NUM_ASKED_MAX
+            if num_usable < len(absent) or result.is_cut:
                 break
             continue
         source = promotions.source_of(run)

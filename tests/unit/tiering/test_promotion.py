@@ -608,3 +608,11 @@ def test_a_gap_in_a_long_prefix_ends_what_is_fetched() -> None:
         world.step()
     assert count == NUM_ASKED_MAX + 10
     assert world.backends["a"].loaded == keys[:count]
+
+
+def test_a_piece_of_a_very_long_prefix_is_not_taken_for_all_there_is() -> None:
+    keys = [numbered_key(i) for i in range(NUM_ASKED_MAX + 100)]
+    world = World(num_slots=len(keys), num_wait_chunks_min=NUM_ASKED_MAX + 50)
+    world.put_below("a", keys)
+    assert world.lookup(keys, world.request("r")) is None
+    assert world.lookup(keys[NUM_ASKED_MAX:], world.request("short")) == 0
