@@ -80,6 +80,7 @@ BROAD_EXCEPT: tuple[str, ...] = (
     "integrations/",
     "tiering/tier_handle.py",
     "tiers/fs/workers.py",
+    "tiers/memory.py",
     "tiers/p2p/server.py",
     "tiers/p2p/session.py",
     "tiers/object/workers.py",

@@ -14,6 +14,7 @@ from kvstrata.core.results import LoadJob, StoreJob
 from kvstrata.core.stats import Stats
 from kvstrata.testing import FakeBackend, FakeClock, pattern
 from kvstrata.testing.manager_calls import end_step, finish, load, start, store
+from kvstrata.testing.tier_calls import NUM_POLLS_MAX, pause
 from kvstrata.tiering.manager import TieringOffloadingManager
 
 CHUNK_BYTES = 64
@@ -94,6 +95,15 @@ class World:
     def step(self, new: Sequence[str] = (), preempted: Sequence[str] = (), by_s: float = 0) -> None:
         end_step(self.manager, new, preempted)
         self.clock.advance(by_s)
+
+    def settle(self) -> None:
+        """End steps until every copy has ended, also those on a tier's own threads."""
+        for _ in range(NUM_POLLS_MAX):
+            end_step(self.manager)
+            if not self.manager.has_pending_work():
+                return
+            pause()
+        raise AssertionError("a copy never ended")
 
     def flood(self, num_chunks: int) -> None:
         """Push everything out of the primary that may leave."""

@@ -21,7 +21,12 @@ from kvstrata.core.keys import (
     get_group_idx,
     make_offload_key,
 )
-from kvstrata.core.manager import OffloadingManager, RequestOffloadingContext, ShutdownReport
+from kvstrata.core.manager import (
+    OffloadingManager,
+    RequestOffloadingContext,
+    ShutdownReport,
+    SuspendMode,
+)
 from kvstrata.core.memory import SlotView
 from kvstrata.core.namespace import HashExtras, MediaSpan, Namespace, hash_blocks
 from kvstrata.core.policy import Admission, EvictionPolicy, RequestTrail, Run, RunQueue
@@ -90,6 +95,7 @@ __all__ = [
     "SlotView",
     "Stats",
     "StoreJob",
+    "SuspendMode",
     "TierClosedError",
     "TierEnv",
     "TierError",

@@ -1,6 +1,6 @@
 """Turn a Config into objects: the only module that knows all of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -9,7 +9,7 @@ from kvstrata.core.config import Config, TierConfig
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.memory import SlotView, row_bytes_for
-from kvstrata.core.namespace import Namespace
+from kvstrata.core.namespace import Namespace, in_epoch
 from kvstrata.core.policy import EvictionPolicy
 from kvstrata.core.registry import Registry
 from kvstrata.core.settings import check_known
@@ -21,6 +21,7 @@ from kvstrata.primary.manager import CPUOffloadingManager
 from kvstrata.primary.region import HUGE_PAGES, HostRegion
 from kvstrata.primary.reuse_filter import FilterReusedOffloadingManager
 from kvstrata.primary.tenancy import TenantOffloadingManager
+from kvstrata.primary.tidying import TidyOffloadingManager
 from kvstrata.tiering.manager import TieringOffloadingManager
 from kvstrata.tiering.tier_handle import TierHandle
 from kvstrata.tiering.waiting import TieringLimits
@@ -158,6 +159,13 @@ def build_manager(
     if slots is None:
         region = _make_region(config, num_chunks, chunk_bytes)
         slots, close = region, region.close
+    elif slots.num_slots < num_chunks or slots.chunk_bytes < chunk_bytes:
+        raise ConfigError(
+            "primary",
+            f"{slots.num_slots} slots of {slots.chunk_bytes} bytes were given, "
+            f"{num_chunks} of {chunk_bytes} are needed",
+        )
+    release_rows = slots.release_rows if isinstance(slots, HostRegion) else _no_rows
     primary = CPUOffloadingManager(
         slots,
         policy,
@@ -166,18 +174,31 @@ def build_manager(
         tenants=tenants,
         clock=clock,
         close_region=close,
+        release_rows=release_rows,
     )
     manager: OffloadingManager = primary
     if config.tiers:
         name = namespace if isinstance(namespace, str) else namespace.fingerprint()
         manager = _with_tiers(primary, config, tenants, name, clock)
+    return TenantOffloadingManager(_wrapped(manager, primary, config), tenants)
+
+
+def _wrapped(
+    manager: OffloadingManager, primary: CPUOffloadingManager, config: Config
+) -> OffloadingManager:
+    """Put around a manager what the settings ask for."""
+    idle_s, zero_freed = config.primary.idle_s, config.primary.zero_freed
+    if idle_s is not None or zero_freed:
+        manager = TidyOffloadingManager(
+            manager, primary.store, idle_s=idle_s, zero_freed=zero_freed
+        )
     if config.filter.store_threshold > 1:
         manager = FilterReusedOffloadingManager(
             manager,
             store_threshold=config.filter.store_threshold,
             num_tracked_max=config.filter.num_tracked_max,
         )
-    return TenantOffloadingManager(manager, tenants)
+    return manager
 
 
 def _make_region(config: Config, num_chunks: int, chunk_bytes: int) -> HostRegion:
@@ -194,6 +215,10 @@ def _make_region(config: Config, num_chunks: int, chunk_bytes: int) -> HostRegio
 
 def _nothing() -> None:
     """Close rows that are not ours."""
+
+
+def _no_rows(slots: Sequence[int]) -> None:
+    """Release no memory: the rows are of some other kind."""
 
 
 def _primary_limits(config: Config, num_chunks: int) -> PrimaryLimits:
@@ -225,12 +250,14 @@ def _with_tiers(
         prefill_tokens_per_s=config.prefill_tokens_per_s,
     )
 
-    def make_handle(tier: TierConfig, path: str) -> TierHandle:
-        return _build_tier(tier, path, primary.slots, namespace, clock)
+    def make_handle(tier: TierConfig, path: str, epoch: str) -> TierHandle:
+        name = in_epoch(namespace, epoch)
+        return _build_tier(tier, path, primary.slots, name, clock)
 
     manager = TieringOffloadingManager(
         primary, make_handle, limits=limits, tenants=tenants, clock=clock
     )
+    manager.set_epoch(config.weights_epoch or "")
     try:
         for tier in config.tiers:
             manager.attach_tier(tier)

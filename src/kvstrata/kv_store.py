@@ -15,7 +15,7 @@ from kvstrata.config_sources import load_config
 from kvstrata.core.config import Config
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.manager import OffloadingManager, ShutdownReport
+from kvstrata.core.manager import OffloadingManager, ShutdownReport, SuspendMode
 from kvstrata.core.request import HINTS_PARAM, ReqContext, ScheduleEndContext
 from kvstrata.core.results import LookupResult
 from kvstrata.core.stats import Stats
@@ -169,8 +169,38 @@ class KVStore:
             self._manager.on_request_finished(ctx)
             return [state in {LookupResult.HIT, LookupResult.HIT_PENDING} for state in states]
 
+    def delete_tenant(self, tenant: str) -> None:
+        """Forget every chunk that was stored for a tenant, in every tier, also by earlier runs.
+
+        `tenant` is what the settings make of a request: the hint, or what they read instead.
+        """
+        with self._lock:
+            self._manager.delete_tenant(tenant)
+            self._step()
+
+    def suspend(self, mode: SuspendMode = SuspendMode.RELEASE, timeout_s: float = 10.0) -> None:
+        """Come to rest, and give host memory back unless told otherwise; the next call wakes up.
+
+        Blocks: at most about `timeout_s`.
+        """
+        with self._lock:
+            self._manager.suspend(mode, timeout_s)
+
+    def set_epoch(self, epoch: str, timeout_s: float = 10.0) -> None:
+        """Serve nothing any more that was stored before, in another epoch of the model's weights.
+
+        The setting `weights_epoch` says it at the next start.
+
+        Raises:
+            ConfigError: A tier could not be opened anew; it is left out.
+
+        Blocks: at most about `timeout_s`, and for tiers to start.
+        """
+        with self._lock:
+            self._manager.set_epoch(epoch, timeout_s)
+
     def delete(self, keys: Sequence[OffloadKey], hints: Mapping[str, Any] | None = None) -> None:
-        """Forget chunks in every tier."""
+        """Forget chunks in every tier; see also `delete_tenant` and `clear`."""
         with self._lock:
             ctx = self._begin(hints)
             self._manager.delete(keys, ctx)

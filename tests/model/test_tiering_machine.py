@@ -23,8 +23,9 @@ from typing_extensions import override
 
 from kvstrata.build import build_manager
 from kvstrata.core.delegate import find_manager
-from kvstrata.core.errors import TierUnavailableError
+from kvstrata.core.errors import ConfigError, TierUnavailableError
 from kvstrata.core.keys import JobId, OffloadKey
+from kvstrata.core.manager import SuspendMode
 from kvstrata.core.request import ReqContext
 from kvstrata.core.results import JobResult, LookupResult
 from kvstrata.testing import EVERY_KEY, FakeBackend, FakeClock, FakeTier, chain, pattern, poison
@@ -60,6 +61,7 @@ HINTS: tuple[dict[str, Any], ...] = (
 )
 MISDEEDS = ("hold", "hold_lookups", "is_rude", "is_short", "error", "delay_s", "lookup_delay_s")
 KEY_MISDEEDS = ("fail_stores", "fail_loads", "short", "corrupt", "lie")
+MODES = tuple(SuspendMode)
 hints = st.sampled_from(HINTS)
 
 
@@ -120,21 +122,22 @@ class TieringMachine(RuleBasedStateMachine):
     ) -> None:
         self.clock = FakeClock()
         self.backends = [RudeBackend() for _ in range(self.num_tiers)]
+        self.tier_settings = [
+            {
+                "type": "tests.model.test_tiering_machine:Misbehaving",
+                "name": f"t{i}",
+                "backend": backend,
+                "write": writes[i],
+                "num_queued_chunks_max": num_queued,
+                "cooldown_s": 2.0,
+            }
+            for i, backend in enumerate(self.backends)
+        ]
         self.manager = build_manager(
             {
                 "primary": {"num_chunks": num_slots, "policy": policy},
                 "filter": {"store_threshold": threshold},
-                "tiers": [
-                    {
-                        "type": "tests.model.test_tiering_machine:Misbehaving",
-                        "name": f"t{i}",
-                        "backend": backend,
-                        "write": writes[i],
-                        "num_queued_chunks_max": num_queued,
-                        "cooldown_s": 2.0,
-                    }
-                    for i, backend in enumerate(self.backends)
-                ],
+                "tiers": self.tier_settings,
                 "max_wait_s": 4.0,
                 "hold_s": 6.0,
             },
@@ -272,6 +275,48 @@ class TieringMachine(RuleBasedStateMachine):
         for request in self.requests:
             states = self.manager.lookup_states(KEYS, request.ctx)
             assert LookupResult.HIT not in states
+
+    @rule(mode=st.sampled_from(SuspendMode))
+    def suspend(self, mode: SuspendMode) -> None:
+        self.manager.suspend(mode, timeout_s=0.0)
+        if mode is SuspendMode.FORGET:
+            states = self.manager.lookup_states(KEYS, self.requests[0].ctx)
+            assert LookupResult.HIT not in states
+
+    @rule(number=requests)
+    def delete_tenant(self, number: int) -> None:
+        self.manager.delete_tenant("other")
+        ctx = self.requests[number].ctx
+        if ctx.hints.tenant:
+            assert LookupResult.HIT not in self.manager.lookup_states(KEYS, ctx)
+
+    @rule(pick=st.integers(0, 99))
+    def fail_job(self, pick: int) -> None:
+        jobs = self.manager.get_stats().jobs
+        if jobs:
+            self.tiering.fail_job(jobs[pick % len(jobs)].job_id)
+        else:
+            with pytest.raises(KeyError):
+                self.tiering.fail_job(JobId(10**9))
+
+    @rule(tier=st.integers(0, 1))
+    def detach(self, tier: int) -> None:
+        name = f"t{tier % self.num_tiers}"
+        if name in self.manager.get_stats().tiers:
+            self.tiering.detach_tier(name, timeout_s=0.0)
+        else:
+            with pytest.raises(KeyError):
+                self.tiering.detach_tier(name, timeout_s=0.0)
+
+    @rule(tier=st.integers(0, 1))
+    def attach(self, tier: int) -> None:
+        """Bring a detached tier back, with what is behind it."""
+        number = tier % self.num_tiers
+        if f"t{number}" in self.manager.get_stats().tiers:
+            with pytest.raises(ConfigError, match="is taken"):
+                self.tiering.attach_tier(self.tier_settings[number])
+        else:
+            self.tiering.attach_tier(self.tier_settings[number])
 
     # The tiers
 
@@ -411,6 +456,11 @@ def walk(machine: TieringMachine, seed: int, num_steps: int) -> None:
         (1, lambda: machine.misbehave(rng.randrange(2), rng.choice(MISDEEDS))),
         (2, lambda: machine.misbehave_for(rng.randrange(2), rng.choice(KEY_MISDEEDS), some(2))),
         (3, lambda: machine.heal(rng.randrange(2))),
+        (1, lambda: machine.fail_job(rng.randrange(100))),
+        (1, lambda: machine.detach(rng.randrange(2)) if rng.random() < 0.5 else None),
+        (2, lambda: machine.attach(rng.randrange(2))),
+        (1, lambda: machine.suspend(rng.choice(MODES)) if rng.random() < 0.5 else None),
+        (1, lambda: machine.delete_tenant(number()) if rng.random() < 0.5 else None),
     ]
     weights = [weight for weight, _ in steps]
     try:

@@ -73,6 +73,47 @@ def test_a_deleted_chunk_is_gone_from_every_tier(tmp_path: Path) -> None:
         assert store.contains(wanted) == [True, False, True, True]
 
 
+def test_l07_a_tenant_is_deleted_from_every_tier_with_what_earlier_runs_stored(
+    tmp_path: Path,
+) -> None:
+    wanted, config = keys(4), settings(tmp_path)
+    config["tiers"].append({"type": "memory"})
+    tenants: list[dict[str, str] | None] = [{"tenant": "a"}, {"tenant": "b"}, None]
+    with kvstrata.open(config) as store:
+        for hints in tenants:
+            store.put(wanted, rows(wanted), hints)
+            assert store.flush()
+    with kvstrata.open(config) as store:
+        store.put(wanted[:1], rows(wanted[:1]), {"tenant": "a"})  # the others are below only
+        store.delete_tenant("a")
+        found = [store.contains(wanted, hints) for hints in tenants]
+        assert found == [[False] * 4, [True] * 4, [True] * 4]
+        assert store.put(wanted[:1], rows(wanted[:1]), {"tenant": "a"}) == 1
+        assert store.flush()
+    with kvstrata.open(config) as store:
+        found = [store.contains(wanted, hints) for hints in tenants]
+        assert found == [[True] + [False] * 3, [True] * 4, [True] * 4]
+
+
+def test_l07_clearing_a_namespace_leaves_others_below_the_same_root(tmp_path: Path) -> None:
+    wanted, config = keys(4), settings(tmp_path)
+    with (
+        kvstrata.open(config | {"namespace": "one"}) as one,
+        kvstrata.open(config | {"namespace": "two"}) as two,
+    ):
+        for store in (one, two):
+            store.put(wanted, rows(wanted))
+            assert store.flush()
+        one.clear()
+        assert one.contains(wanted) == [False] * 4
+    with (
+        kvstrata.open(config | {"namespace": "one"}) as one,
+        kvstrata.open(config | {"namespace": "two"}) as two,
+    ):
+        assert one.contains(wanted) == [False] * 4
+        assert two.contains(wanted) == [True] * 4
+
+
 def test_clear_forgets_everything(tmp_path: Path) -> None:
     wanted = keys(4)
     with kvstrata.open(settings(tmp_path)) as store:

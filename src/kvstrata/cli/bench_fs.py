@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvstrata.cli.bench_fs_adopt import measure_adoption
 from kvstrata.core.clock import SystemClock
 from kvstrata.core.keys import JobId, OffloadKey, make_offload_key
 from kvstrata.core.request import ScheduleEndContext
@@ -49,6 +50,8 @@ class Figures:
     max_call_ms: float = 0.0
     max_call: str = ""
     bytes_verified: int = 0
+    num_adopted: int = 0
+    adopt_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -139,13 +142,19 @@ def _fio(kind: str, directory: Path, chunk_bytes: int, num_chunks: int, num_jobs
 
 
 def run_bench(
-    root: Path, chunk_bytes: int, num_chunks: int, num_rounds: int, num_threads: int
+    root: Path,
+    chunk_bytes: int,
+    num_chunks: int,
+    num_rounds: int,
+    num_threads: int,
+    *,
+    num_adopted: int = 0,
 ) -> Figures:
     """Measure in rounds: fio writes, the tier stores, fio reads, the tier loads, all is verified.
 
     Works in a directory of its own below `root`, and removes it in the end.
     """
-    figures = Figures(chunk_bytes, num_chunks, num_rounds, num_threads)
+    figures = Figures(chunk_bytes, num_chunks, num_rounds, num_threads, num_adopted=num_adopted)
     caller = _Caller()
     rates: dict[str, list[float]] = {"store": [], "load": [], "write": [], "read": []}
     region = HostRegion.create(num_chunks, chunk_bytes)
@@ -175,6 +184,8 @@ def run_bench(
             figures.bytes_verified += one.verify()
             figures.direct_io = bool(tier.get_stats()["direct_io"])
             tier.shutdown()
+        if num_adopted:
+            figures.adopt_s = round(measure_adoption(place / "adopt", region, num_adopted), 3)
     finally:
         shutil.rmtree(place)
         region.close()
@@ -204,6 +215,8 @@ def _show(figures: Figures) -> None:
         table.add_row(name, f"{ours:.3f}", *shares)
     Console().print(table)
     print(f"longest call: {figures.max_call_ms:.2f} ms ({figures.max_call})")
+    if figures.adopt_s is not None:
+        print(f"start on {figures.num_adopted} chunks: {figures.adopt_s:.3f} s")
     print(f"verified: {figures.bytes_verified} bytes, direct I/O: {figures.direct_io}")
 
 
@@ -214,11 +227,14 @@ def fs(
     rounds: Annotated[int, typer.Option(min=1, help="Medians are of so many rounds.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the tier, and of fio.")] = 8,
     *,
+    adopt_chunks: Annotated[
+        int, typer.Option(min=0, help="Then start on so many chunks; 0: don't.")
+    ] = 10_000,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Store all, drop, load all and verify every byte, next to fio's direct I/O in the same run."""
     num_bytes = parse_bytes(chunk_bytes, "--chunk-bytes")
-    figures = run_bench(root, num_bytes, chunks, rounds, threads)
+    figures = run_bench(root, num_bytes, chunks, rounds, threads, num_adopted=adopt_chunks)
     if json_output:
         print(json.dumps(asdict(figures)))
     else:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvstrata.core.settings import parse_bytes, parse_seconds
+from kvstrata.core.tenants import TenantResolver
 from kvstrata.tiers.fs.disk import FoundFile
 from kvstrata.tiers.fs.root import FsRoot
 
@@ -124,14 +125,19 @@ def gc(
 def wipe(
     root: Root,
     namespace: Annotated[
-        str | None, typer.Option(help="Only this one, as `stat` names it.")
+        str | None, typer.Option(help="Only this one: by its name, or as `stat` names it.")
     ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's chunks.")] = None,
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
 ) -> None:
-    """Remove every chunk. Files that are not kvstrata's stay."""
+    """Remove every chunk, or all of a namespace or tenant. Files that are not kvstrata's stay."""
     what = f"all chunks of {namespace}" if namespace else "all chunks"
+    what += f" that are of tenant {tenant}" if tenant else ""
     if not yes:
         typer.confirm(f"Remove {what} below {root}?", abort=True)
+    prefix = TenantResolver().tag_of(tenant) if tenant else b""
     with FsRoot(root) as opened:
-        print(f"removed {opened.wipe(namespace):,} bytes")
+        directories = opened.directories_of(namespace) if namespace else [None]
+        removed_bytes = sum(opened.wipe(directory, prefix) for directory in directories)
+    print(f"removed {removed_bytes:,} bytes")

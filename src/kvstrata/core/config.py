@@ -47,6 +47,8 @@ class PrimaryConfig:
     protect_s: float = setting(parse_seconds, 60.0)
     priority_share: float = setting(parse_share, 0.75)  # of slots, for more than default priority
     num_events_max: int = setting(parse_count(), 65536)
+    idle_s: float | None = setting(optional(parse_seconds), None)  # unused for longer: leaves
+    zero_freed: bool = setting(parse_bool, default=False)  # overwrite slots that hold nothing
 
     def __post_init__(self) -> None:
         sizes = (self.num_chunks, self.bytes, self.bytes_per_rank)
@@ -159,6 +161,7 @@ class Config:
     tenant_from: str = setting(_parse_tenant_from, "hint")
     chunk_bytes: int | None = setting(optional(parse_bytes), None)  # an engine tells it instead
     namespace: str = setting(parse_text, "default")  # likewise
+    weights_epoch: str | None = setting(optional(parse_text), None)  # as `set_epoch` was told last
     num_ranks: int = setting(parse_count(), 1)  # workers on this host, each with its own primary
     tokens_per_chunk: int = setting(parse_count(), 1)  # the connector knows it and sets it
     max_wait_s: float = setting(parse_seconds, 5.0)  # for slower tiers, per request

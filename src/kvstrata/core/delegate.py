@@ -12,6 +12,7 @@ from kvstrata.core.manager import (
     OffloadingManager,
     RequestOffloadingContext,
     ShutdownReport,
+    SuspendMode,
 )
 from kvstrata.core.memory import SlotView
 from kvstrata.core.request import ReqContext, ScheduleEndContext
@@ -117,6 +118,22 @@ class DelegatingManager(OffloadingManager):
     @override
     def delete(self, keys: Collection[OffloadKey], ctx: ReqContext) -> None:
         self.inner.delete(keys, ctx)
+
+    @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        self.inner.delete_prefix(prefix)
+
+    @override
+    def delete_tenant(self, tenant: str) -> None:
+        self.inner.delete_tenant(tenant)
+
+    @override
+    def suspend(self, mode: SuspendMode, timeout_s: float = 10.0) -> None:
+        self.inner.suspend(mode, timeout_s)
+
+    @override
+    def set_epoch(self, epoch: str, timeout_s: float = 10.0) -> None:
+        self.inner.set_epoch(epoch, timeout_s)
 
     @override
     def get_stats(self) -> Stats:

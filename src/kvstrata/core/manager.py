@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from kvstrata.core.events import PRIMARY_MEDIUM, OffloadingEvent
 from kvstrata.core.keys import JobId, OffloadKey
@@ -12,6 +13,14 @@ from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutpu
 from kvstrata.core.stats import Stats
 
 NO_KEYS: frozenset[OffloadKey] = frozenset()
+
+
+class SuspendMode(Enum):
+    """What a manager keeps while its engine sleeps."""
+
+    KEEP = "keep"  # everything
+    RELEASE = "release"  # what is below: host memory is given back
+    FORGET = "forget"  # nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,54 @@ class OffloadingManager(ABC):
 
         A lookup after this call is a MISS; what a copy still uses is freed when the copy ends.
         """
+
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Forget every chunk whose key begins with these bytes, in every tier.
+
+        As `delete`, for chunks that nobody can name one by one, such as all of a tenant; also those
+        that earlier processes stored.
+        """
+        raise NotImplementedError(f"{type(self).__name__} can't delete by prefix")
+
+    def delete_tenant(self, tenant: str) -> None:
+        """Forget every chunk of a tenant, in every tier, also what earlier processes stored.
+
+        Requests without a tenant are none: nothing marks their keys.
+        """
+        raise NotImplementedError(f"{type(self).__name__} knows no tenants")
+
+    def suspend(self, mode: SuspendMode, timeout_s: float = 10.0) -> None:
+        """Come to rest: end all copies between tiers, and give up what the mode says.
+
+        Copies between engine and primary that are open may be completed later, without effect
+        where their chunk was given up. There is no call to wake up: the next one finds all at work,
+        and memory is taken again as it is written. With RELEASE, what only the primary holds is
+        copied first to tiers that outlive the process. Workers that registered the rows with a
+        device have to do so again after RELEASE and FORGET: the pages are new ones.
+
+        Blocks: at most about `timeout_s`; copies that have not ended then are given up.
+        """
+        raise NotImplementedError(f"{type(self).__name__} can't be suspended")
+
+    def set_epoch(self, epoch: str, timeout_s: float = 10.0) -> None:
+        """Note that the engine has other weights: nothing stored before is served again.
+
+        Requests that are live now store nothing any more, since their KV is of the old weights; one
+        that has finished must not offer any either.
+        What tiers hold of the old epoch stays until its place is needed, and is found again if that
+        epoch comes back; the primary's chunks are gone. Does nothing in the same epoch.
+
+        Args:
+            epoch: Names the weights, such as a version; the same in every process that shares a
+                tier, and after a restart. Empty: those that the namespace was made for.
+            timeout_s: For tiers to end their copies; what they have not ended is given up.
+
+        Raises:
+            ConfigError: A tier could not be opened anew; it is left out.
+
+        Blocks: at most about `timeout_s`, and for tiers to start.
+        """
+        raise NotImplementedError(f"{type(self).__name__} knows no epochs")
 
     @abstractmethod
     def get_stats(self) -> Stats:

@@ -67,6 +67,16 @@ class Namespace:
         return tagged_digest("kvstrata.namespace.v1", *named).hex()
 
 
+def in_epoch(namespace: str, epoch: str) -> str:
+    """Return the namespace of chunks that were computed with the weights of an epoch.
+
+    The first epoch, before any weights were replaced, has no name.
+    """
+    if not epoch:
+        return namespace
+    return tagged_digest("kvstrata.epoch.v1", ("namespace", namespace), ("epoch", epoch)).hex()
+
+
 class MediaSpan(NamedTuple):
     """Tokens `start` to `end` (exclusive) are placeholders of the media item with this identity."""
 

@@ -79,6 +79,10 @@ class TenantResolver:
             tenant = self._cache[name] = self._make(name)
         return tenant
 
+    def tag_of(self, name: str) -> bytes:
+        """Return what the keys of this tenant's chunks begin with."""
+        return self._make(name).tag
+
     def _make(self, name: str | None) -> Tenant:
         if name is None:
             return Tenant(DEFAULT_TENANT, b"", self._default)

@@ -97,9 +97,8 @@ class SecondaryTierManager(ABC):
     """A store of chunks below the primary. It reads and writes primary slots, never engine memory.
 
     Every call returns without doing I/O, without waiting for a lock that is held across I/O, and
-    without copying payload; copies run on the tier's own threads (the reference tier copies in
-    `on_schedule_end`, being a reference). A backend's failure never leaves as an exception: it is a
-    failed key, a MISS or RETRY, a counter.
+    without copying payload; copies run on the tier's own threads. A backend's failure never leaves
+    as an exception: it is a failed key, a MISS or RETRY, a counter.
 
     Thread: one at a time, the manager's, except `get_stats` (any).
     """
@@ -202,6 +201,13 @@ class SecondaryTierManager(ABC):
     def delete(self, keys: Collection[OffloadKey]) -> None:
         """Remove chunks, at the latest in the background; a lookup after this call is a MISS."""
         raise NotImplementedError(f"{type(self).__name__} can't delete single chunks")
+
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Remove every chunk whose key begins with these bytes, also those not known of.
+
+        At the latest in the background; a lookup after this call is a MISS.
+        """
+        raise NotImplementedError(f"{type(self).__name__} can't delete by prefix")
 
     @abstractmethod
     def drain_jobs(self, timeout_s: float) -> Collection[JobId]:

@@ -13,6 +13,7 @@ from kvstrata.core.manager import (
     OffloadingManager,
     RequestOffloadingContext,
     ShutdownReport,
+    SuspendMode,
 )
 from kvstrata.core.memory import SlotView
 from kvstrata.core.policy import EvictionPolicy
@@ -51,18 +52,21 @@ class CPUOffloadingManager(OffloadingManager):
         tenants: TenantResolver | None = None,
         clock: Clock | None = None,
         close_region: Callable[[], None] = lambda: None,
+        release_rows: Callable[[Sequence[int]], None] = lambda _slots: None,
     ) -> None:
         """Take a region, which is used, and a policy of the same capacity, which is owned.
 
         `with_classes` puts priority classes and pools around the policy; it is called once, when
-        the first request comes that needs them. `close_region` is called once, at shutdown.
+        the first request comes that needs them. `close_region` is called once, at shutdown;
+        `release_rows` with slots whose memory is not needed for now.
         """
         clock = clock or SystemClock()
         self._slots = region
         self._limits = limits
         self._close_region = close_region
+        self._release_rows = release_rows
         self._counters = Counters()
-        self._is_closed = False
+        self._is_closed, self._epoch = False, ""
         self.store = ChunkStore(region.num_slots, policy, limits, clock)
         self._protection = Protection(self.store.table, limits.num_protected_max, limits.protect_s)
         self.requests = RequestTable(tenants or TenantResolver(), clock, self._need_classes)
@@ -193,9 +197,10 @@ class CPUOffloadingManager(OffloadingManager):
     ) -> PrepareStoreOutput | None:
         counters, store = self._counters, self.store
         counters.offered_chunks += len(keys)
-        if not ctx.hints.store:
+        known = self.requests.states.get(ctx.req_id)
+        if not ctx.hints.store or (known is not None and known.is_barred):
             return _nothing_stored()
-        state = self.requests.states.get(ctx.req_id) or self.requests.get(ctx)
+        state = known or self.requests.get(ctx)
         state.offered += keys
         if store.expiry.watched:
             store.expire()
@@ -298,6 +303,27 @@ class CPUOffloadingManager(OffloadingManager):
     @override
     def delete(self, keys: Collection[OffloadKey], ctx: ReqContext) -> None:
         self._counters.deleted_chunks += len(self.store.remove(keys, RemovalReason.DELETED))
+
+    @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        keys = [key for key in self.store.table.all_keys() if key.startswith(prefix)]
+        self._counters.deleted_chunks += len(self.store.remove(keys, RemovalReason.DELETED))
+
+    @override
+    def suspend(self, mode: SuspendMode, timeout_s: float = 10.0) -> None:
+        if mode is not SuspendMode.KEEP:
+            self.reset_cache()
+            _, in_use = self.store.table.all_runs()
+            used = {slot for run in in_use for slot in run.slots}
+            self._release_rows([i for i in range(self._slots.num_slots) if i not in used])
+
+    @override
+    def set_epoch(self, epoch: str, timeout_s: float = 10.0) -> None:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            for state in self.requests.states.values():
+                state.is_barred = True
+            self.reset_cache()
 
     @override
     def get_stats(self) -> Stats:

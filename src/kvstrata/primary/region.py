@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Final, Self, overload
 
@@ -206,6 +207,16 @@ class HostRegion(SlotView):
         if not 0 <= slot < self._num_slots:
             raise IndexError(f"slot {slot} is not in 0..{self._num_slots - 1}")
         return slot * self._row_bytes
+
+    def release_rows(self, slots: Sequence[int]) -> None:
+        """Give the memory of rows back, in every process that maps them.
+
+        They read as zeros until they are written again, which takes new memory.
+        """
+        for _, stretch in groupby(enumerate(sorted(slots)), key=lambda item: item[1] - item[0]):
+            rows = [slot for _, slot in stretch]
+            start, num_bytes = self._start(rows[0]), len(rows) * self._row_bytes
+            self._memory.madvise(mmap.MADV_REMOVE, start, num_bytes)
 
     def close(self) -> None:
         """Give the memory back; a second call does nothing.

@@ -25,6 +25,7 @@ class RequestState:
         copying_since_s: When the first of the copies that are open began.
         protected: Its chunks that are protected since it was preempted.
         is_live: Between `on_new_request` and `on_request_finished`.
+        is_barred: It computes with weights that were replaced: nothing of it is stored.
         touched: Its chunks as last touched, in prefix order.
         offered: Chunks that it offered for storing, in order.
     """
@@ -33,6 +34,7 @@ class RequestState:
     copying_since_s: float = 0.0
     protected: Held | None = None
     is_live: bool = False
+    is_barred: bool = False
     touched: Sequence[OffloadKey] = ()
 
     def __init__(self, ctx: ReqContext) -> None:

@@ -94,6 +94,17 @@ class FilterReusedOffloadingManager(DelegatingManager):
         self.inner.delete(keys, ctx)
 
     @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        for key in [key for key in self._offers if key.startswith(prefix)]:
+            del self._offers[key]
+        self.inner.delete_prefix(prefix)
+
+    @override
+    def set_epoch(self, epoch: str, timeout_s: float = 10.0) -> None:
+        self._offers.clear()
+        self.inner.set_epoch(epoch, timeout_s)
+
+    @override
     def get_stats(self) -> Stats:
         stats = self.inner.get_stats()
         return replace(

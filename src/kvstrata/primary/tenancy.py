@@ -104,3 +104,7 @@ class TenantOffloadingManager(DelegatingManager):
     @override
     def delete(self, keys: Collection[OffloadKey], ctx: ReqContext) -> None:
         self.inner.delete(self._tagged(list(keys), ctx), ctx)
+
+    @override
+    def delete_tenant(self, tenant: str) -> None:
+        self.inner.delete_prefix(self._tenants.tag_of(tenant))

@@ -198,6 +198,12 @@ class FakeTier(SecondaryTierManager):
             self._remove(key, RemovalReason.DELETED)
 
     @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        self._note("delete_prefix")
+        for key in [key for key in self.backend.chunks if key.startswith(prefix)]:
+            self._remove(key, RemovalReason.DELETED)
+
+    @override
     def drain_jobs(self, timeout_s: float) -> Collection[JobId]:
         self.backend.calls["drain_jobs"] += 1
         self._run_due()

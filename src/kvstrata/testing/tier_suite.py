@@ -94,6 +94,23 @@ class SecondaryTierSuite(ReadingTierSuite):
         assert store(tier, 3, {A: 0}).failed == frozenset()
         assert look_up(tier, A) is LookupResult.HIT
 
+    def test_delete_by_prefix_removes_those_chunks_at_once_and_no_others(
+        self, tier: SecondaryTierManager, slots: SlotView
+    ) -> None:
+        # Field report L07: all chunks of a tenant, also those on their way.
+        if type(tier).delete_prefix is SecondaryTierManager.delete_prefix:
+            pytest.skip("the tier does not delete by prefix")
+        one, two, other = (OffloadKey(tag + key) for tag, key in ((b"1", A), (b"1", B), (b"2", A)))
+        store(tier, 1, {one: 0, two: 1, other: 2})
+        expected = bytes(slots[2])
+        tier.delete_prefix(b"1")
+        assert look_up(tier, one) is look_up(tier, two) is LookupResult.MISS
+        assert look_up(tier, other) is LookupResult.HIT
+        assert load(tier, 2, {one: 5, two: 6, other: 7}).failed == {one, two}
+        assert slots[7] == expected
+        assert store(tier, 3, {one: 0}).failed == frozenset()
+        assert look_up(tier, one) is LookupResult.HIT
+
     def test_reset_forgets_every_chunk(self, tier: SecondaryTierManager, slots: SlotView) -> None:
         store(tier, 1, {A: 0, B: 1})
         tier.reset()

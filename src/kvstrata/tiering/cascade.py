@@ -13,6 +13,7 @@ from kvstrata.core.results import JobResult, StoreJob
 from kvstrata.primary.chunk_store import ChunkStore
 from kvstrata.primary.run_table import Held
 from kvstrata.tiering.request_view import RequestView
+from kvstrata.tiering.stretches import resident_among
 from kvstrata.tiering.tier_handle import NEVER_S, TierHandle
 
 
@@ -80,11 +81,12 @@ class Cascades:
             lacking = [key for key in dict.fromkeys(keys) if key not in handle.below]
             if write is WritePolicy.ON_REUSE:
                 lacking = [key for key in lacking if key not in view.stored]
-            ready = [key for key in lacking if self._store.is_resident(key)]
-            self.store(ready, handle, view.ctx)
+            ready = resident_among(lacking, self._store.table)
+            num_started = self.store(ready, handle, view.ctx)
             if len(ready) < len(lacking):
-                for key in lacking:
-                    handle.behind.setdefault(key, view.ctx)
+                started = set(ready[:num_started])
+                late = [k for k in lacking if k not in started and k not in handle.behind]
+                handle.behind.update(dict.fromkeys(late, view.ctx))
 
     def note_reused(self, keys: Sequence[OffloadKey], view: RequestView) -> None:
         """A request loads resident chunks."""
@@ -212,6 +214,17 @@ class Cascades:
             for key in keys if handle.behind else ():
                 handle.behind.pop(key, None)
 
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Do `delete` for all keys that begin with these bytes."""
+        for handle in self._handles:
+            for in_flight in handle.jobs.values():
+                if isinstance(in_flight.owner, Cascade):
+                    found = {key for key in in_flight.job.keys if key.startswith(prefix)}
+                    in_flight.owner.deleted |= found
+            handle.delete_prefix(prefix)
+            for key in [key for key in handle.behind if key.startswith(prefix)]:
+                del handle.behind[key]
+
     def drop_copied(self, runs: Sequence[Run], count: int) -> int:
         """Evict runs that a tier below has, from the first on, until `count` chunks have left."""
         num_dropped = 0
@@ -244,6 +257,8 @@ class Cascades:
                     self._start(keys, handle, None, 1)
 
     def _catch_up(self, handle: TierHandle) -> None:
+        if not handle.room_for_stores():
+            return
         table = self._store.table
         for key in [
             key for key in handle.behind if key not in table

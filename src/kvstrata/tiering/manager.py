@@ -2,45 +2,36 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from typing_extensions import override
 
 from kvstrata.core.clock import Clock
-from kvstrata.core.config import TierConfig, WritePolicy
-from kvstrata.core.delegate import DelegatingManager
-from kvstrata.core.events import PRIMARY_MEDIUM, RemovalReason
-from kvstrata.core.keys import JobId, OffloadKey
-from kvstrata.core.manager import NO_KEYS, RequestOffloadingContext, ShutdownReport
+from kvstrata.core.config import WritePolicy
+from kvstrata.core.events import PRIMARY_MEDIUM
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.manager import NO_KEYS, RequestOffloadingContext
 from kvstrata.core.request import ReqContext, ScheduleEndContext
-from kvstrata.core.results import JobResult, LoadStoreSpec, LookupResult, PrepareStoreOutput
-from kvstrata.core.stats import Stats
+from kvstrata.core.results import LoadStoreSpec, LookupResult, PrepareStoreOutput
 from kvstrata.core.tenants import TenantResolver
 from kvstrata.primary.manager import CPUOffloadingManager
 from kvstrata.primary.request_state import RequestState
-from kvstrata.tiering.cascade import Cascade, Cascades
-from kvstrata.tiering.promotion import Promotion, Promotions
+from kvstrata.tiering.operation import TieredManager
 from kvstrata.tiering.request_view import RequestRecord, RequestView
-from kvstrata.tiering.sharing import Sharing
-from kvstrata.tiering.shutdown import flush_and_stop
 from kvstrata.tiering.survey import Survey, ask_tiers, survey
-from kvstrata.tiering.tier_handle import InFlight, TierHandle
-from kvstrata.tiering.tier_set import MakeHandle, TierSet
+from kvstrata.tiering.tier_set import MakeHandle
 from kvstrata.tiering.waiting import Patience, TieringLimits
 
 AHEAD_SHARE: Final = 1 / 8  # of the slots: free or copied already, where tiers want what is evicted
 
 
-class TieringOffloadingManager(DelegatingManager):
+class TieringOffloadingManager(TieredManager):
     """Keeps chunks in the primary and below: fetches at lookup, copies down after stores.
 
-    Slots are touched on the caller's thread only. Results of tiers are taken once a step, at the
-    first call that decides on slots. A request that is not live is served from the primary only.
+    Results of tiers are taken once a step, at the first call that decides on slots. A request that
+    is not live is served from the primary only.
     """
-
-    inner: CPUOffloadingManager
 
     def __init__(
         self,
@@ -52,21 +43,9 @@ class TieringOffloadingManager(DelegatingManager):
         clock: Clock,
     ) -> None:
         """Take a primary, which is owned; tiers come by `attach_tier`."""
-        super().__init__(primary)
-        self._store = primary.store
-        self._tiers = TierSet(make_handle, tenants)
-        self._handles = self._tiers.handles
+        super().__init__(primary, make_handle, limits=limits, tenants=tenants, clock=clock)
         self._patience = Patience(limits)
-        self._clock = clock
-        self._views: dict[str, RequestView] = {}
         self._serial = itertools.count()
-        next_job_id = map(JobId, itertools.count(1)).__next__
-        self._has_retired = False
-        self._report: ShutdownReport | None = None
-        self._promotions = Promotions(self._store, next_job_id, limits.hold_s)
-        self._cascades = Cascades(self._store, self._handles, next_job_id)
-        self._store.on_removed = self._on_removed
-        self._sharing = Sharing(self._store, self._promotions, clock)
         primary.make_room = self._make_room
 
     @override
@@ -78,11 +57,6 @@ class TieringOffloadingManager(DelegatingManager):
         for handle in self._handles:
             handle.on_new_request(ctx)
         return answer
-
-    def _route(self, view: RequestView) -> None:
-        """Find out which tiers a request may use."""
-        view.loads = self._tiers.loads_of(view.ctx)
-        view.stores = self._tiers.stores_of(view.ctx)
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
@@ -193,11 +167,12 @@ class TieringOffloadingManager(DelegatingManager):
         if output is not None and output.keys_to_store:
             self._promotions.num_spared = 0
         view = self._views.get(ctx.req_id)
-        if view is not None and ctx.hints.store:
-            others = set(output.keys_to_store) if output is not None else set()
-            others.update(self._store.table.absent(keys))
-            there = [key for key in keys if key not in others] if others else keys
-            if there:
+        num_taken = len(output.keys_to_store) if output is not None else 0
+        if view is not None and ctx.hints.store and num_taken < len(keys):
+            absent = self._store.table.absent(keys)
+            if num_taken + len(absent) < len(keys):
+                others = {*absent, *(output.keys_to_store if output is not None else ())}
+                there = [key for key in keys if key not in others] if others else keys
                 self._cascades.note_offered(there, view)
         return output
 
@@ -239,22 +214,6 @@ class TieringOffloadingManager(DelegatingManager):
             self._has_retired = True
             self._retire_from(self._tiers.all())
 
-    def _retire_from(self, handles: Sequence[TierHandle]) -> None:
-        for handle in handles:
-            for in_flight, result in handle.take_finished():
-                self._settle(handle, in_flight, result)
-            for event in handle.take_events():
-                self._cascades.note_event(event, handle)
-                self._store.note(event)
-
-    def _settle(self, handle: TierHandle, in_flight: InFlight, result: JobResult) -> None:
-        owner = in_flight.owner
-        if isinstance(owner, Promotion):
-            arrived = self._promotions.settle(owner, result, self._clock.now_s())
-            self._cascades.note_fetched(arrived, handle)
-        elif isinstance(owner, Cascade):
-            self._cascades.settle(owner, result)
-
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         self._retire()
@@ -278,16 +237,6 @@ class TieringOffloadingManager(DelegatingManager):
     def _named(self, req_ids: Iterable[str]) -> list[RequestView]:
         return [self._views[req_id] for req_id in req_ids if req_id in self._views]
 
-    def _on_removed(self, keys: Sequence[OffloadKey], reason: RemovalReason) -> None:
-        """Tell events of what left the primary: demoted if a tier below has it."""
-        kept, lost = self._cascades.note_left(keys, reason)
-        if reason is not RemovalReason.EVICTED:
-            self._store.note_removed(keys, reason)
-            return
-        for gone, why in ((kept, RemovalReason.DEMOTED), (lost, RemovalReason.EVICTED)):
-            if gone:
-                self._store.note_removed(gone, why)
-
     @override
     def has_pending_work(self) -> bool:
         return (
@@ -295,99 +244,3 @@ class TieringOffloadingManager(DelegatingManager):
             or self._promotions.num_open > 0
             or any(handle.has_open_jobs for handle in self._handles)
         )
-
-    # Operation
-
-    @override
-    def reset_cache(self) -> None:
-        self._promotions.clear()
-        self.inner.reset_cache()
-        self._cascades.clear()
-        for handle in self._handles:
-            handle.reset()
-
-    @override
-    def delete(self, keys: Collection[OffloadKey], ctx: ReqContext) -> None:
-        self.inner.delete(keys, ctx)
-        self._cascades.delete(keys)
-
-    def attach_tier(self, config: TierConfig | Mapping[str, Any]) -> None:
-        """Use one more tier, the last in order.
-
-        Raises:
-            ConfigError: Its settings are wrong, or its name is taken.
-        """
-        handle = self._tiers.attach(config)
-        self._sharing.add(handle)
-        for view in self._views.values():
-            self._route(view)
-            handle.on_new_request(view.ctx)
-
-    def detach_tier(self, name: str, timeout_s: float = 5.0) -> Collection[JobId]:
-        """Stop using a tier; return the jobs that it could not end.
-
-        Its other jobs end as failed and their slots come back. Slots of a stuck job stay out of use
-        until the tier has ended it after all. Blocks: at most about `timeout_s`.
-
-        Raises:
-            KeyError: There is no tier of this name.
-        """
-        handle = self._tiers.find(name)
-        self._promotions.forget_tier(handle)
-        self._sharing.remove(handle)
-        self._tiers.detach(handle, self._retire_from, timeout_s)
-        for view in self._views.values():
-            self._route(view)
-        for job_id in handle.jobs:
-            self._abandon(handle, job_id)
-        return list(handle.jobs)
-
-    def fail_job(self, job_id: JobId) -> None:
-        """Give up on a copy that does not end: whoever waits for it goes on without it.
-
-        Its slots stay out of use until the tier has ended it after all, or was detached.
-
-        Raises:
-            KeyError: There is no such job in flight.
-        """
-        handle = self._tiers.with_job(job_id)
-        handle.cancel(job_id)
-        self._abandon(handle, job_id)
-
-    def _abandon(self, handle: TierHandle, job_id: JobId) -> None:
-        if job_id not in handle.abandoned:
-            handle.abandoned.add(job_id)
-            owner = handle.jobs[job_id].owner
-            if isinstance(owner, Promotion):
-                self._promotions.abandon(owner)
-            elif isinstance(owner, Cascade):
-                self._cascades.abandon(owner)
-
-    @override
-    def get_stats(self) -> Stats:
-        stats = self.inner.get_stats()
-        tiers = {handle.name: handle.get_stats() for handle in list(self._handles)}
-        jobs = (job for tier in tiers.values() for job in tier.jobs)
-        return replace(
-            stats,
-            gauges={**stats.gauges, "num_promotions": self._promotions.num_open},
-            counters={**stats.counters, **self._promotions.counters()},
-            tiers=tiers,
-            jobs=sorted(jobs, key=lambda job: -job.age_s),
-        )
-
-    @override
-    def shutdown(self, timeout_s: float = 10.0) -> ShutdownReport:
-        if self._report is None:
-            self._promotions.clear()
-            self._sharing.release()
-            parts = (self._handles, self._cascades, self._store, self._retire_from)
-            self._report = flush_and_stop(*parts, timeout_s)
-            self.inner.shutdown()
-        return self._report
-
-    @override
-    def check(self) -> None:
-        super().check()
-        self._cascades.check()
-        self._promotions.check()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 
 from kvstrata.core.keys import JobId, OffloadKey
-from kvstrata.core.policy import RequestTrail
+from kvstrata.core.policy import RequestTrail, Run
 from kvstrata.core.results import JobResult, LoadJob
 from kvstrata.primary.chunk_store import ChunkStore
 from kvstrata.tiering.request_view import RequestView
@@ -65,12 +65,10 @@ class Promotions:
         """Whether chunks are kept for requests that have not loaded them yet."""
         return bool(self._holders)
 
-    def source_of(self, key: OffloadKey) -> TierHandle | None:
-        """Return the tier that a chunk is being promoted from; None if it is not."""
-        run = self._store.table.find(key)
-        if run is None or not isinstance(run.owner, Promotion):
-            return None
-        return run.owner.handle
+    @staticmethod
+    def source_of(run: Run) -> TierHandle | None:
+        """Return the tier that a run is being promoted from; None if it is not."""
+        return run.owner.handle if isinstance(run.owner, Promotion) else None
 
     def reserve(
         self,

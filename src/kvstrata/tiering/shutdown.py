@@ -32,7 +32,7 @@ def flush_and_stop(
     lasting = [handle for handle in handles if handle.tier.is_persistent]
     num_before = _num_stored(lasting)
     retire(handles)
-    hung = _flush(lasting, cascades, retire, deadline_s)
+    hung = flush(lasting, cascades, retire, deadline_s)
     stop([handle for handle in handles if handle not in hung], retire, deadline_s)
     num_flushed = _num_stored(lasting) - num_before
     num_abandoned, num_restorable = _count(lasting, store)
@@ -53,10 +53,20 @@ def stop(handles: Sequence[TierHandle], retire: Retire, deadline_s: float) -> No
     retire([handle for handle in handles if handle not in hung])
 
 
-def _flush(
+def drain(handles: Sequence[TierHandle], retire: Retire, deadline_s: float) -> None:
+    """Wait for the jobs in flight and retire them; what is left in `handle.jobs` did not end."""
+    hung = _call_each(
+        handles, lambda handle: handle.drain(max(0.0, deadline_s - time.monotonic())), deadline_s
+    )
+    retire([handle for handle in handles if handle not in hung])
+
+
+def flush(
     lasting: Sequence[TierHandle], cascades: Cascades, retire: Retire, deadline_s: float
 ) -> Sequence[TierHandle]:
-    """Copy in rounds, since queues are bounded, until all is down or a round brings nothing.
+    """Copy what only the primary holds, until all is down or a round brings nothing.
+
+    In rounds, since queues are bounded.
 
     Returns the tiers that did not come back.
     """

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.results import LookupResult
 from kvstrata.primary.chunk_store import ChunkStore
 from kvstrata.tiering.promotion import Promotions
 from kvstrata.tiering.request_view import RequestView
+from kvstrata.tiering.stretches import in_common
 from kvstrata.tiering.tier_handle import TierHandle
 
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
-NOBODY = object()
+NUM_ASKED_MAX: Final = 1024
+"""Chunks that tiers are asked for in one lookup: it takes time for each of them."""
 
 
 @dataclass(slots=True)
@@ -22,11 +25,13 @@ class Survey:
         found: Chunks to fetch, in order, as stretches from one tier each.
         num_pending: Chunks that are on their way up already.
         num_unknown: Chunks that a tier is still looking for.
+        is_cut: There may be more behind them that no tier was asked for.
     """
 
     found: list[tuple[TierHandle, list[OffloadKey]]] = field(default_factory=list)
     num_pending: int = 0
     num_unknown: int = 0
+    is_cut: bool = False
 
     @property
     def num_missing(self) -> int:
@@ -63,6 +68,8 @@ def ask_tiers(keys: Sequence[OffloadKey], view: RequestView) -> dict[OffloadKey,
         results = handle.lookup(open_keys, view.ctx)
         if not answers and results.count(HIT) == len(keys):
             return dict.fromkeys(keys, handle)
+        if results.count(MISS) == len(results):
+            continue
         for key, answer in zip(open_keys, results, strict=True):
             if answer is HIT:
                 answers[key] = handle
@@ -77,44 +84,57 @@ def survey(
     """Look at keys from the first on, as far as every one is here, coming, or in a tier.
 
     The stretch ends at a chunk that nobody has, that failed to load for this request before, or
-    that another request is still storing.
+    that another request is still storing; or behind `NUM_ASKED_MAX` chunks that tiers were asked
+    for: a later lookup goes on from there.
     """
-    absent = store.table.absent(keys)
-    stretch = absent
-    if len(absent) < len(keys) or not view.failed.isdisjoint(absent):
-        stretch = _stretch(keys, store, promotions, view)
-        absent = store.table.absent(stretch)
-    answers = ask_tiers(absent, view) if absent else {}
     result = Survey()
-    first = answers.get(stretch[0]) if stretch else None
-    if first is not None and list(answers.values()).count(first) == len(stretch):
-        result.found = [(first, stretch)]
-        return result
-    for key in stretch:
-        handle = answers.get(key, NOBODY)
-        if isinstance(handle, TierHandle):
-            result.add(handle, key)
-        elif handle is None:
-            result.num_unknown += 1
-        elif (source := promotions.source_of(key)) is not None:
-            result.num_pending += 1
-            view.fetched[key] = source.name
-        elif not store.is_resident(key):
+    keys, at = list(dict.fromkeys(keys)), 0
+    while at < len(keys):
+        run = store.table.find(keys[at])
+        if run is None:
+            absent = _leading_absent(keys[at : at + NUM_ASKED_MAX], store)
+            num_usable = _add_absent(absent, result, view)
+            at += num_usable
+            result.is_cut = num_usable == NUM_ASKED_MAX
+            if num_usable < len(absent) or result.is_cut:
+                break
+            continue
+        source = promotions.source_of(run)
+        if source is None and run.owner is not None:
             break
+        common = in_common(run, keys[at : at + len(run.keys)])
+        if source is not None:
+            result.num_pending += len(common)
+            view.fetched.update(dict.fromkeys(common, source.name))
+        at += len(common)
     return result
 
 
-def _stretch(
-    keys: Sequence[OffloadKey], store: ChunkStore, promotions: Promotions, view: RequestView
-) -> list[OffloadKey]:
-    """Return the distinct keys before the first one that rules itself out."""
-    stretch: list[OffloadKey] = []
-    for key in dict.fromkeys(keys):
-        run = store.table.find(key)
-        if run is None:
-            if key in view.failed:
-                break
-        elif run.owner is not None and promotions.source_of(key) is None:
-            break
-        stretch.append(key)
-    return stretch
+def _leading_absent(keys: list[OffloadKey], store: ChunkStore) -> list[OffloadKey]:
+    """Return the first keys, as far as the primary has none of them."""
+    absent = store.table.absent(keys)
+    if len(absent) == len(keys):
+        return keys
+    return keys[: next(i for i, key in enumerate(keys) if absent[i : i + 1] != [key])]
+
+
+def _add_absent(absent: list[OffloadKey], result: Survey, view: RequestView) -> int:
+    """Ask tiers for chunks that the primary lacks; return how many of the first are usable."""
+    if not view.failed.isdisjoint(absent):
+        absent = absent[: next(i for i, key in enumerate(absent) if key in view.failed)]
+    answers = ask_tiers(absent, view) if absent else {}
+    if not answers:
+        return 0
+    first = answers.get(absent[0])
+    if first is not None and list(answers.values()).count(first) == len(absent):
+        result.found.append((first, absent))
+        return len(absent)
+    for i, key in enumerate(absent):
+        if key not in answers:
+            return i
+        handle = answers[key]
+        if handle is None:
+            result.num_unknown += 1
+        else:
+            result.add(handle, key)
+    return len(absent)

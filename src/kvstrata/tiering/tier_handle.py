@@ -24,6 +24,7 @@ logger = logging.getLogger("kvstrata.tiering")
 T = TypeVar("T")
 
 NUM_HIDDEN_MAX: Final = 65_536
+NUM_HIDDEN_PREFIXES_MAX: Final = 256
 NEVER_S: Final = float("inf")
 
 
@@ -99,6 +100,7 @@ class TierHandle:
         self._clock = clock
         self._num_storing = self._num_loading = 0
         self._hidden: dict[OffloadKey, float] = {}  # not to be asked for, until when
+        self._hidden_prefixes: tuple[bytes, ...] = ()
         self._must_reset = False
         self._stuck: set[JobId] | None = None  # what a tier that has stopped could not end
         self._own_stats = Stats()
@@ -154,6 +156,11 @@ class TierHandle:
             now_s = self._clock.now_s()
             answers = [
                 LookupResult.MISS if self._hidden.get(key, 0.0) > now_s else answer
+                for key, answer in zip(keys, answers, strict=True)
+            ]
+        if self._hidden_prefixes:
+            answers = [
+                LookupResult.MISS if key.startswith(self._hidden_prefixes) else answer
                 for key, answer in zip(keys, answers, strict=True)
             ]
         self.counters.lookups += 1
@@ -313,6 +320,16 @@ class TierHandle:
             logger.warning("tier %s: hides what it can't delete: %s", self.name, error)
             self._hide(keys, NEVER_S)
 
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Remove all chunks with such keys; a tier that can't is never asked for them again."""
+        try:
+            self.tier.delete_prefix(prefix)
+        except Exception as error:
+            logger.warning("tier %s: hides what it can't delete: %s", self.name, error)
+            self._hidden_prefixes += (prefix,) if prefix not in self._hidden_prefixes else ()
+            if len(self._hidden_prefixes) > NUM_HIDDEN_PREFIXES_MAX:
+                self.reset()
+
     def reset(self) -> None:
         """Forget every chunk; a tier that can't is neither read nor written until it can."""
 
@@ -322,6 +339,7 @@ class TierHandle:
 
         self._must_reset = self._call(call, otherwise=True)
         self._hidden.clear()
+        self._hidden_prefixes = ()
 
     def drain(self, timeout_s: float) -> None:
         """Wait for the jobs in flight."""

@@ -13,16 +13,20 @@ from kvstrata.core.tenants import TenantResolver
 from kvstrata.tiering.shutdown import Retire, stop
 from kvstrata.tiering.tier_handle import TierHandle
 
-MakeHandle = Callable[[TierConfig, str], TierHandle]
-"""Makes a tier from its settings and their dotted path."""
+MakeHandle = Callable[[TierConfig, str, str], TierHandle]
+"""Makes a tier from its settings, their dotted path, and the epoch of the weights."""
 
 
 class TierSet:
-    """Tiers in order of preference; `leaving` are detached and have jobs that may use slots."""
+    """Tiers in order of preference; `leaving` are detached and have jobs that may use slots.
+
+    `epoch` names the weights that the chunks of new tiers are of.
+    """
 
     def __init__(self, make_handle: MakeHandle, tenants: TenantResolver) -> None:
         self.handles: list[TierHandle] = []
         self.leaving: list[TierHandle] = []
+        self.epoch = ""
         self._make_handle = make_handle
         self._tenants = tenants
 
@@ -78,7 +82,7 @@ class TierSet:
         parsed = TierConfig.parse(config, path)
         if parsed.name in {PRIMARY_MEDIUM, *(handle.name for handle in self.handles)}:
             raise ConfigError(f"{path}.name", f"{parsed.name!r} is taken; give each its own name")
-        handle = self._make_handle(parsed, path)
+        handle = self._make_handle(parsed, path, self.epoch)
         self.handles.append(handle)
         return handle
 

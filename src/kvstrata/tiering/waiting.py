@@ -38,7 +38,9 @@ class Patience:
     def is_worth_waiting(self, found: Survey) -> bool:
         """Say whether fetching is expected to be sooner than computing."""
         limits, num_missing = self.limits, found.num_missing
-        if not num_missing or num_missing < limits.num_wait_chunks_min:
+        if not num_missing:
+            return False
+        if num_missing < limits.num_wait_chunks_min and not found.is_cut:
             return False
         rate = limits.prefill_tokens_per_s
         if not rate or not found.found:

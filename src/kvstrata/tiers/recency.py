@@ -1,12 +1,18 @@
 """The order in which a tier's chunks leave: lower priorities first, then the longest unused."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, takewhile
+from typing import Final, NamedTuple
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_DEFAULT, ReqContext
+
+NUM_KEYS_AT_A_TIME: Final = 1024
+
+consume = deque[object](maxlen=0).extend
+"""Runs an iterator to its end, in C."""
 
 
 @dataclass(slots=True)
@@ -38,13 +44,20 @@ class Trails:
         return self._trails.get(ctx.req_id) or Trail(ctx.hints.priority)
 
 
-class RecencyOrder:
-    """Keys by priority class and time of last use. Not thread-safe.
+class _Use(NamedTuple):
+    trail: Trail
+    keys: Sequence[OffloadKey]
+    at_s: float | None
 
-    Within a request tails leave before heads, once `use` has been called after the last `add`.
+
+class RecencyOrder:
+    """Keys by priority class and time of last use. Not thread-safe, but for `note_use`.
+
+    Within a request tails leave before heads, once a use was noted after the last `add`.
     """
 
     def __init__(self) -> None:
+        self._uses: deque[_Use] = deque()
         self._classes: dict[int, OrderedDict[OffloadKey, None]] = {}  # longest unused first
         self._priority: dict[OffloadKey, int] = {}
 
@@ -60,23 +73,50 @@ class RecencyOrder:
         self._priority[key] = trail.priority
         self._classes.setdefault(trail.priority, OrderedDict())[key] = None
 
-    def use(self, trail: Trail, keys: Iterable[OffloadKey] = ()) -> None:
-        """Note that a request uses chunks, in prefix order; those that are not there don't count.
+    @property
+    def is_behind(self) -> bool:
+        """Whether a use was noted that `catch_up` has not taken in. Thread: any."""
+        return bool(self._uses)
+
+    def note_use(
+        self, trail: Trail, keys: Sequence[OffloadKey] = (), at_s: float | None = None
+    ) -> None:
+        """Note that a request uses chunks, in prefix order; it counts from `catch_up` on.
 
         All of its trail counts as used, from its end to its start. A chunk keeps the highest
-        priority that it was used with.
+        priority that it was used with. Costs nothing for each key. Thread: any.
         """
-        trail.keys = dict.fromkeys(keys) | trail.keys
-        for key in reversed(trail.keys):
-            old = self._priority.get(key)
-            if old is None:
-                continue
-            if old < trail.priority:
-                del self._classes[old][key]
-                self._priority[key] = trail.priority
-                self._classes.setdefault(trail.priority, OrderedDict())[key] = None
-            else:
-                self._classes[old].move_to_end(key)
+        self._uses.append(_Use(trail, keys, at_s))
+
+    def catch_up(self) -> Iterator[tuple[Sequence[OffloadKey], float | None]]:
+        """Take in what was noted, some keys at a time, so that a lock need not be held for long.
+
+        Yields keys that are here and were used, and when.
+        """
+        while self._uses:
+            use = trail, keys, at_s = self._uses[0]
+            if keys:
+                trail.keys = dict.fromkeys(keys) | trail.keys
+            used = list(reversed(trail.keys))
+            for start in range(0, len(used), NUM_KEYS_AT_A_TIME):
+                part = used[start : start + NUM_KEYS_AT_A_TIME]
+                here = [key for key in part if key in self._priority]
+                self._move(here, trail.priority)
+                yield here, at_s
+            if self._uses and self._uses[0] is use:  # not cleared meanwhile
+                self._uses.popleft()
+
+    def _move(self, keys: Sequence[OffloadKey], priority: int) -> None:
+        """Put keys at the young end of their class, or of this one if it is higher."""
+        for lower in [each for each in self._classes if each < priority]:
+            for key in [key for key in keys if key in self._classes[lower]]:
+                del self._classes[lower][key]
+                self._priority[key] = priority
+                self._classes.setdefault(priority, OrderedDict())[key] = None
+        for order in self._classes.values():
+            is_only = len(order) == len(self._priority)
+            among = keys if is_only else [key for key in keys if key in order]
+            consume(map(order.move_to_end, among))
 
     def remove(self, keys: Iterable[OffloadKey]) -> None:
         """Forget keys; those that are not there are ignored."""
@@ -87,6 +127,7 @@ class RecencyOrder:
 
     def clear(self) -> None:
         """Forget everything."""
+        self._uses.clear()
         self._classes.clear()
         self._priority.clear()
 
@@ -107,6 +148,10 @@ class RecencyOrder:
                 if len(victims) == count:
                     break
         return victims
+
+    def unused(self, is_idle: Callable[[OffloadKey], bool]) -> list[OffloadKey]:
+        """Return the longest unused keys of each class, as far as they are idle."""
+        return [key for order in self._classes.values() for key in takewhile(is_idle, order)]
 
     def check(self) -> None:
         """Assert every invariant."""

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from kvstrata.cli.main import app
 from kvstrata.core.errors import ConfigError
+from kvstrata.core.keys import OffloadKey
+from kvstrata.core.tenants import TenantResolver
 from tests.disks import bytes_below, chunk_files
 from tests.fs_world import FILE_BYTES, World, cap, quick_dir
 
@@ -93,6 +95,23 @@ def test_wipe_removes_one_namespace_or_all_and_nothing_foreign(world: World) -> 
     other.close()
 
 
+def test_l07_wipe_removes_a_namespace_by_its_name_or_a_tenant(world: World) -> None:
+    other = World(world.root)
+    other.keys[9] = OffloadKey(TenantResolver().tag_of("t") + other.keys[9])
+    other.open("other")
+    other.store(8, 9)
+    run("fs", "wipe", world.root, "--tenant", "nobody", "--yes")
+    assert len(chunk_files(world.root)) == 5
+    run("fs", "wipe", world.root, "--tenant", "t", "--yes")
+    assert len(chunk_files(world.root)) == 4
+    assert other.path_of(8).exists()
+    run("fs", "wipe", world.root, "--namespace", "other", "--yes")
+    assert set(chunk_files(world.root)) == {world.path_of(i) for i in range(3)}
+    run("fs", "wipe", world.root, "--namespace", "none", "--yes")
+    assert len(chunk_files(world.root)) == 3
+    other.close()
+
+
 def test_a_directory_that_is_no_root_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not the root of an fs tier"):
         run("fs", "stat", tmp_path)
@@ -103,11 +122,14 @@ def test_bench_verifies_every_byte_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")  # without fio
-    options = ("--chunk-bytes", "16KiB", "--chunks", "20", "--rounds", "1", "--json")
+    options = ["--chunk-bytes", "16KiB", "--chunks", "20", "--rounds", "1", "--json"]
+    options += ["--adopt-chunks", "300"]
     figures = json.loads(run("bench", "fs", "--root", tmp_path, *options))
     assert figures["bytes_verified"] == 20 * 16384
     assert figures["store_GBps"] > 0
     assert figures["load_GBps"] > 0
     assert figures["max_call_ms"] > 0
     assert figures["fio_write_GBps"] is None
+    assert figures["num_adopted"] == 300
+    assert figures["adopt_s"] > 0
     assert list(tmp_path.iterdir()) == []

@@ -232,12 +232,14 @@ def test_chunks_are_pinned_exactly_while_a_tier_reads_them() -> None:
 def test_what_a_tier_has_lost_goes_there_again_when_it_is_offered() -> None:
     world = World(num_slots=8, tier={"type": "memory", "max_chunks": 2})
     world.run("first", AB)
+    world.settle()
     world.run("second", chain("xy"))
-    world.step()
+    world.settle()
     assert world.tier()["evicted_chunks"] == 2
     other = world.request("other")
     assert store(world.manager, AB, other) == []
     finish(world.manager, other)
+    world.settle()
     assert world.tier()["stored_chunks"] == 6
 
 

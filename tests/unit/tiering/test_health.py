@@ -284,6 +284,22 @@ class KeepingTier(FakeTier):
     def delete(self, keys: object) -> None:
         raise NotImplementedError
 
+    @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        raise NotImplementedError
+
+
+def test_a_tenant_deleted_from_a_tier_that_cannot_delete_is_not_found_again() -> None:
+    world = World(num_slots=4, tier={"type": "tests.unit.tiering.test_health:KeepingTier"})
+    world.put_below("a", [OffloadKey(b"12" + AB[0]), OffloadKey(b"13" + AB[0])])
+    world.tiering.delete_prefix(b"12")
+    ctx = world.request("r")
+    assert world.tiering.lookup([OffloadKey(b"12" + AB[0])], ctx) == 0
+    assert world.tiering.lookup([OffloadKey(b"13" + AB[0])], ctx) is None
+    world.manager.reset_cache()
+    world.put_below("a", [OffloadKey(b"12" + AB[0])])
+    assert world.tiering.lookup([OffloadKey(b"12" + AB[0])], world.request("later")) is None
+
 
 def test_f08_a_lost_completion_is_listed_and_can_be_failed(
     monkeypatch: pytest.MonkeyPatch,

@@ -8,8 +8,7 @@ import pytest
 from kvstrata.core.request import ReqContext
 from kvstrata.core.results import LookupResult
 from kvstrata.testing import chain
-from kvstrata.testing.manager_calls import end_step, finish, look_up, start, store
-from kvstrata.testing.tier_calls import NUM_POLLS_MAX, pause
+from kvstrata.testing.manager_calls import finish, look_up, start, store
 from tests.tiering_world import FAKE, World
 
 AB = chain("ab")
@@ -27,14 +26,6 @@ class HintWorld(World):
             "fs": {"type": "fs", "root": str(root), "max_bytes": "1MiB", "direct": "off"},
         }
         super().__init__(num_slots, tier=settings[kind], max_wait_s=100.0)
-
-    def settle(self) -> None:
-        for _ in range(NUM_POLLS_MAX):
-            end_step(self.manager)
-            if not self.manager.has_pending_work():
-                return
-            pause()
-        raise AssertionError("a copy never ended")
 
     def keep_below(self, req_id: str, **hints: object) -> None:
         """Let a request store its chunks, and push them out of the primary."""

@@ -9,8 +9,9 @@ import pytest
 from typing_extensions import override
 
 from kvstrata.core.errors import ConfigError
-from kvstrata.core.keys import JobId
+from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.results import LookupResult
+from kvstrata.core.tenants import TenantResolver
 from kvstrata.testing import EVERY_KEY, FakeBackend, FakeTier, chain, pattern
 from kvstrata.testing.manager_calls import begin_store, finish, load, store
 from tests.tiering_world import CHUNK_BYTES, FAKE, World
@@ -165,6 +166,27 @@ def test_l07_a_chunk_deleted_on_its_way_down_does_not_come_back() -> None:
     finish(world.manager, ctx)
     world.assert_idle()
     assert world.below("a") == set(AB[:1])
+
+
+def test_l07_a_tenants_chunks_on_their_way_up_and_down_do_not_come_back() -> None:
+    world = World(num_slots=8)
+    tag = TenantResolver().tag_of("t")
+    below = [OffloadKey(tag + key) for key in chain("xy")]
+    world.put_below("a", [*below, *chain("k")])
+    world.backends["a"].hold = True
+    writer, reader = world.request("w", tenant="t"), world.request("r", tenant="t")
+    store(world.manager, AB, writer)
+    assert world.lookup(chain("xy"), reader) is None
+    world.step()
+    world.manager.delete_tenant("t")
+    world.backends["a"].hold = False
+    world.step()
+    assert world.lookup(chain("xy"), reader) == 0
+    assert MISS is world.manager.lookup_states(AB, reader)[0]
+    finish(world.manager, writer)
+    finish(world.manager, reader)
+    world.assert_idle()
+    assert world.below("a") == set(chain("k"))
 
 
 def test_a_chunk_stored_again_while_its_deleted_copy_ran_stays() -> None:

@@ -4,8 +4,9 @@ import pytest
 
 from kvstrata.core.errors import ContractError
 from kvstrata.core.results import LookupResult
-from kvstrata.testing import EVERY_KEY, chain, pattern, poison
-from kvstrata.testing.manager_calls import begin_store
+from kvstrata.testing import EVERY_KEY, chain, numbered_key, pattern, poison
+from kvstrata.testing.manager_calls import begin_store, finish
+from kvstrata.tiering.survey import NUM_ASKED_MAX
 from tests.tiering_world import CHUNK_BYTES, World
 
 AB, ABCD = chain("ab"), chain("abcd")
@@ -414,6 +415,43 @@ def test_q02_a_prefetch_leaves_chunks_resident_and_evictable() -> None:
     assert world.lookup(AB, world.request("r")) == 2
 
 
+def test_q02_prefetched_chunks_give_way_to_what_is_asked_for() -> None:
+    world = World()
+    world.put_below("a", LONG[:8])
+    prefetch = world.request("prefetch")
+    assert world.lookup(LONG[:4], prefetch) is None
+    states = list(world.manager.lookup_states(LONG[:4], prefetch))
+    assert states == [LookupResult.HIT_PENDING] * 4, "it can be seen on its way"
+    world.step()
+    assert world.lookup(LONG[:4], prefetch) == 4
+    finish(world.manager, prefetch)
+    demand = world.request("demand")
+    assert world.lookup(LONG[4:8], demand) is None
+    world.step()
+    assert world.lookup(LONG[4:8], demand) == 4
+    world.load(LONG[4:8], demand)
+    finish(world.manager, demand)
+    world.assert_idle()
+
+
+def test_q02_a_prefetch_that_fails_harms_nobody() -> None:
+    world = World()
+    world.put_below("a", ABCD)
+    world.backends["a"].fail_loads = EVERY_KEY
+    prefetch = world.request("prefetch")
+    assert world.lookup(ABCD, prefetch) is None
+    world.step()
+    assert world.lookup(ABCD, prefetch) == 0
+    finish(world.manager, prefetch)
+    world.assert_idle()
+    assert world.stats["num_free"] == 4
+    world.backends["a"].fail_loads = frozenset()
+    world.run("demand", AB)
+    again = world.request("again")
+    assert world.lookup(AB, again) == 2
+    world.load(AB, again)
+
+
 def test_q04_few_chunks_are_not_worth_waiting_for() -> None:
     keys = chain("abc")
     for limit, expected in ((2, 2), (0, None)):
@@ -541,3 +579,40 @@ def test_the_ready_part_of_a_prefix_does_not_make_room_for_the_rest_of_it() -> N
     world.step()
     assert world.lookup(ABCD, ctx) == 4
     world.load(ABCD, ctx)
+
+
+def test_a_very_long_prefix_is_asked_for_and_fetched_in_pieces_and_each_chunk_once() -> None:
+    keys = [numbered_key(i) for i in range(2 * NUM_ASKED_MAX + 100)]
+    world = World(num_slots=len(keys))
+    world.put_below("a", keys)
+    ctx = world.request("r")
+    assert world.lookup(keys, ctx) is None
+    assert world.stats["num_writing"] == NUM_ASKED_MAX
+    assert world.lookup(keys, ctx) is None, "it goes on from there, also within the step"
+    assert world.tier()["lookup_chunks"] == 2 * NUM_ASKED_MAX
+    while (count := world.lookup(keys, ctx)) is None:
+        world.step()
+    assert count == len(keys)
+    assert world.backends["a"].loaded == keys
+    world.load(keys, ctx)
+    finish(world.manager, ctx)
+    world.assert_idle()
+
+
+def test_a_gap_in_a_long_prefix_ends_what_is_fetched() -> None:
+    keys = [numbered_key(i) for i in range(NUM_ASKED_MAX + 100)]
+    world = World(num_slots=len(keys))
+    world.put_below("a", [key for key in keys if key != keys[NUM_ASKED_MAX + 10]])
+    ctx = world.request("r")
+    while (count := world.lookup(keys, ctx)) is None:
+        world.step()
+    assert count == NUM_ASKED_MAX + 10
+    assert world.backends["a"].loaded == keys[:count]
+
+
+def test_a_piece_of_a_very_long_prefix_is_not_taken_for_all_there_is() -> None:
+    keys = [numbered_key(i) for i in range(NUM_ASKED_MAX + 100)]
+    world = World(num_slots=len(keys), num_wait_chunks_min=NUM_ASKED_MAX + 50)
+    world.put_below("a", keys)
+    assert world.lookup(keys, world.request("r")) is None
+    assert world.lookup(keys[NUM_ASKED_MAX:], world.request("short")) == 0

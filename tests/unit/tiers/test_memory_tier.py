@@ -1,6 +1,10 @@
-"""The reference tier: bounds, order of leaving, expiry, and how much a step copies."""
+"""The reference tier: bounds, order of leaving, expiry, and the thread that copies."""
+
+import threading
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.events import EventKind, RemovalReason
@@ -11,6 +15,7 @@ from kvstrata.core.tier import TierEnv
 from kvstrata.testing import FakeClock, FakeRegion, numbered_key, pattern
 from kvstrata.testing.tier_calls import (
     IDLE_STEP,
+    PATIENCE_S,
     load,
     look_up,
     store,
@@ -18,7 +23,7 @@ from kvstrata.testing.tier_calls import (
     submit_store,
     wait_for,
 )
-from kvstrata.tiers.memory import STEP_BYTES_MAX, MemoryTier
+from kvstrata.tiers.memory import MemoryTier
 
 CHUNK_BYTES = 1_000
 KEYS = [numbered_key(i) for i in range(16)]
@@ -106,17 +111,86 @@ def test_a_chunk_stored_again_has_its_new_lifetime(clock: FakeClock) -> None:
     assert removed == [RemovalReason.EXPIRED] * 2
 
 
-def test_a_step_copies_a_bounded_number_of_bytes_loads_first(clock: FakeClock) -> None:
-    tier = make(clock, chunk_bytes=STEP_BYTES_MAX // 2)
+class HeldRegion(FakeRegion):
+    """Rows that copies of some slots can't read before `may_go` is set."""
+
+    def __init__(self, num_slots: int, chunk_bytes: int, held: int) -> None:
+        super().__init__(num_slots, chunk_bytes)
+        self.held = held
+        self.is_reached, self.may_go = threading.Event(), threading.Event()
+
+    @override
+    def __getitem__(self, slot: Any) -> Any:
+        if slot == self.held and threading.current_thread() is not threading.main_thread():
+            self.is_reached.set()
+            assert self.may_go.wait(PATIENCE_S)
+        return super().__getitem__(slot)
+
+
+def stuck_in_a_store(clock: FakeClock) -> tuple[MemoryTier, HeldRegion]:
+    """Return a tier in the middle of storing KEYS[1], with more stores behind it."""
+    slots = HeldRegion(16, CHUNK_BYTES, held=1)
+    for i in range(8):
+        slots[i][:] = pattern(KEYS[i], CHUNK_BYTES)
+    tier = MemoryTier(slots, env=TierEnv("memory", "test", clock, "tiers[0]"))
     store(tier, 1, {KEYS[0]: 0})
-    for i in range(1, 8):
-        submit_store(tier, 10 + i, {KEYS[i]: i})
-    tier.on_schedule_end(IDLE_STEP)
-    assert [result.job_id for result in tier.get_finished_jobs()] == [11, 12]
-    assert tier.lookup(KEYS[7], ReqContext("r")) is LookupResult.HIT_PENDING
+    submit_store(tier, 10, {KEYS[i]: i for i in range(1, 4)})
+    assert slots.is_reached.wait(PATIENCE_S)
+    return tier, slots
+
+
+def test_no_call_copies_payload_or_waits_for_a_copy(clock: FakeClock) -> None:
+    tier, slots = stuck_in_a_store(clock)
+    ctx = ReqContext("r")
+    assert tier.lookup(KEYS[2], ctx) is LookupResult.HIT_PENDING
     submit_load(tier, 2, {KEYS[0]: 9})
+    tier.touch(KEYS[:4], ctx)
     tier.on_schedule_end(IDLE_STEP)
-    assert [result.job_id for result in tier.get_finished_jobs()] == [2, 13]
+    tier.cancel(JobId(2))
+    tier.delete([KEYS[2]])
+    assert tier.lookup(KEYS[2], ctx) is LookupResult.MISS
+    assert tier.drain_jobs(0.0) == [10, 2]
+    assert not list(tier.get_finished_jobs())
+    assert tier.get_stats()["num_jobs"] == 2
+    slots.may_go.set()
+    results = wait_for(tier, 2, 10)
+    assert results[2].failed == {KEYS[0]}, "it was cancelled"
+    assert results[10].failed == {KEYS[2]}, "it was deleted on its way"
+    assert here(tier) == {0, 1, 3}
+
+
+def test_a_load_goes_before_the_stores_that_wait(clock: FakeClock) -> None:
+    tier, slots = stuck_in_a_store(clock)
+    submit_store(tier, 11, {KEYS[4]: 4})
+    submit_load(tier, 2, {KEYS[0]: 9})
+    slots.may_go.set()
+    assert not tier.drain_jobs(PATIENCE_S)
+    assert [result.job_id for result in tier.get_finished_jobs()] == [2, 10, 11]
+    assert slots[9] == pattern(KEYS[0], CHUNK_BYTES)
+
+
+def test_a_chunk_that_is_being_copied_at_a_reset_does_not_appear(clock: FakeClock) -> None:
+    tier, slots = stuck_in_a_store(clock)
+    tier.reset()
+    slots.may_go.set()
+    assert wait_for(tier, 10)[10].failed == set(KEYS[1:4])
+    assert here(tier) == set()
+    tier.check()
+
+
+def test_a_copy_that_raises_fails_its_chunk_and_no_other(clock: FakeClock) -> None:
+    tier = make(clock)
+    submit_store(tier, 1, {KEYS[0]: 0, KEYS[1]: 99, KEYS[2]: 2})  # there is no slot 99
+    assert wait_for(tier, 1)[1].failed == {KEYS[1]}
+    assert here(tier) == {0, 2}
+
+
+def test_shutdown_ends_the_thread(clock: FakeClock) -> None:
+    tier = make(clock)
+    num_before = threading.active_count()
+    tier.shutdown()
+    tier.shutdown()
+    assert threading.active_count() == num_before - 1
 
 
 def test_durations_are_counted_for_every_job(clock: FakeClock) -> None:

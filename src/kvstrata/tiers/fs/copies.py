@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from typing_extensions import override
+
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.results import JobResult, LoadJob, StoreJob
@@ -42,6 +44,10 @@ class _Load:
     def run(self, page: memoryview) -> None:
         self.copies.run_load(self, page)
 
+    @override
+    def __str__(self) -> str:
+        return f"loading {self.key.hex()}"
+
     def fail(self) -> None:
         self.copies.settle(self, Outcome.FAILED)
 
@@ -55,6 +61,10 @@ class _Store(Write):
 
     def run(self, page: memoryview) -> None:
         self.copies.run_store(self, page)
+
+    @override
+    def __str__(self) -> str:
+        return f"storing {self.key.hex()}"
 
     def fail(self) -> None:
         self.copies.settle(self, Outcome.FAILED)
@@ -71,6 +81,10 @@ class _Admit:
     def run(self, page: memoryview) -> None:
         del page
         self.copies.run_admit(self)
+
+    @override
+    def __str__(self) -> str:
+        return f"making room for {len(self.stores)} chunks from {self.stores[0].key.hex()} on"
 
     def fail(self) -> None:
         for store in self.stores:
@@ -143,6 +157,10 @@ class Copies:
         """Say whether the chunk is queued or being written."""
         return key in self._storing
 
+    def is_storing_any(self, keys: Sequence[OffloadKey]) -> bool:
+        """Say whether any of these chunks is queued or being written."""
+        return bool(self._storing) and not self._storing.keys().isdisjoint(keys)
+
     def take_results(self) -> Iterable[JobResult]:
         """Return the results since the last call."""
         with self._changed:
@@ -154,6 +172,12 @@ class Copies:
             writes = [each for each in self._writes if each.key in keys]
             self._void_keys |= {key: self._seq for key in keys if key in self._storing}
         self._store.index.void(writes)
+
+    def void_prefix(self, prefix: bytes) -> None:
+        """Do `void_keys` for all keys that begin so."""
+        with self._changed:
+            keys = {key for key in self._storing if key.startswith(prefix)}
+        self.void_keys(keys)
 
     def void_all(self) -> None:
         """Let all jobs in flight fail."""

@@ -16,7 +16,7 @@ from kvstrata.tiers.recency import RecencyOrder, Trail
 _ANYBODY = Trail(PRIORITY_MAX)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """One chunk on disk; times are seconds since 1970."""
 
@@ -39,11 +39,12 @@ class Index:
     """Resident chunks and their order of use.
 
     A chunk is resident from `add` or `adopt` until `drop`, and *leaving* from then until `gone`.
-    Thread: any; `get`, `is_leaving` and `len` take no lock.
+    Thread: any; what the contract of tiers asks for each lookup takes no lock.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._catching_up = threading.Lock()  # taken before the other one
         self._entries: dict[OffloadKey, Entry] = {}
         self._order = RecencyOrder()
         self._leaving: set[OffloadKey] = set()
@@ -57,6 +58,15 @@ class Index:
     def get(self, key: OffloadKey) -> Entry | None:
         """Return a resident chunk's entry; None for others."""
         return self._entries.get(key)
+
+    def find(self, keys: Sequence[OffloadKey]) -> list[Entry | None]:
+        """Return `get` of each key, at the cost of one call."""
+        return list(map(self._entries.get, keys))
+
+    def has_due(self, wall_s: float) -> bool:
+        """Say whether the time of some chunk may be over."""
+        expiries = self._expiries
+        return bool(expiries) and expiries[0][0] <= wall_s
 
     def is_leaving(self, key: OffloadKey) -> bool:
         """Say whether the chunk's file is about to be removed."""
@@ -79,27 +89,46 @@ class Index:
             if self._pins[key] <= 0:
                 del self._pins[key]
 
-    def touch(self, trail: Trail, keys: Sequence[OffloadKey], wall_s: float) -> None:
-        """Note one use of chunks by a request, in prefix order."""
-        with self._lock:
-            self._order.use(trail, keys)
-            for key in keys:
-                entry = self._entries.get(key)
-                if entry is None:
-                    continue
-                entry.used_at_s = wall_s
-                self._unmarked[key] = None
+    def touch(self, trail: Trail, keys: Sequence[OffloadKey], wall_s: float | None = None) -> None:
+        """Note one use of chunks by a request, in prefix order; without a time, of its trail only.
+
+        Takes no lock; it counts from `catch_up` on.
+        """
+        self._order.note_use(trail, keys, wall_s)
+
+    def is_behind(self) -> bool:
+        """Say whether a use was noted that does not count yet. Takes no lock."""
+        return self._order.is_behind
+
+    def catch_up(self) -> None:
+        """Let uses count that were noted, a part of each at a time."""
+        with self._catching_up:
+            parts = self._order.catch_up()
+            while True:
+                with self._lock:
+                    part = next(parts, None)
+                    if part is None:
+                        return
+                    keys, wall_s = part
+                    if wall_s is not None:
+                        for key in keys:
+                            self._entries[key].used_at_s = wall_s
+                        self._unmarked.update(dict.fromkeys(keys))
 
     def next_victim(self) -> tuple[OffloadKey, float] | None:
         """Return the chunk that would leave first, and its last use; None if none may leave."""
+        self.catch_up()
         with self._lock:
             found = self._order.choose(1, _ANYBODY, self._may_leave)
             return (found[0], self._entries[found[0]].used_at_s) if found else None
 
     def evict(self, count: int, trail: Trail) -> list[OffloadKey]:
         """Make up to `count` chunks leave for others of this request; return them."""
+        if count <= 0:
+            return []
+        self._order.note_use(trail)
+        self.catch_up()
         with self._lock:
-            self._order.use(trail)
             return self._drop(self._order.choose(count, trail, self._may_leave))
 
     def add(self, write: Write, wall_s: float) -> bool:
@@ -125,7 +154,7 @@ class Index:
                     new.append(key)
                 elif entry is not None and stat.used_at_s > entry.used_at_s:
                     entry.used_at_s = stat.used_at_s
-                    self._order.use(Trail(0), [key])
+                    self._order.note_use(Trail(0), [key])
         return new
 
     def drop(self, keys: Iterable[OffloadKey]) -> list[OffloadKey]:
@@ -172,8 +201,16 @@ class Index:
                     expired[key] = None
             return self._drop(list(expired))
 
+    def take_idle(self, before_s: float) -> list[OffloadKey]:
+        """Make chunks leave that were used last before that time; return them."""
+        self.catch_up()
+        with self._lock:
+            idle = self._order.unused(lambda key: self._entries[key].used_at_s < before_s)
+            return self._drop([key for key in idle if self._may_leave(key)])
+
     def take_unmarked(self, num_max: int) -> list[tuple[OffloadKey, Entry]]:
         """Return chunks whose file is to be told of their last use, and count it as told."""
+        self.catch_up()
         with self._lock:
             taken = []
             for key in list(islice(self._unmarked, num_max)):

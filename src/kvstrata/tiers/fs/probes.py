@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final
 
+from typing_extensions import override
+
 from kvstrata.core.clock import Clock
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import ReqContext
@@ -20,6 +22,10 @@ class _Probe:
     def __init__(self, probes: "Probes", keys: Sequence[OffloadKey]) -> None:
         self._probes = probes
         self._keys = keys
+
+    @override
+    def __str__(self) -> str:
+        return f"looking for {len(self._keys)} chunks from {self._keys[0].hex()} on"
 
     def run(self, page: memoryview) -> None:
         del page

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvstrata.core.errors import ConfigError, CorruptChunkError
-from kvstrata.tiers.chunk_format import HEADER_BYTES, decode_header, verify_chunk
+from kvstrata.tiers.chunk_format import HEADER_BYTES, decode_header, digest_namespace, verify_chunk
 from kvstrata.tiers.fs.chunk_file import new_page
 from kvstrata.tiers.fs.disk import FoundFile
 from kvstrata.tiers.fs.layout import LEDGER, dir_name
@@ -134,10 +134,40 @@ class FsRoot:
             excess -= found.stat.num_bytes
         return self.collect(lambda found: found.path in doomed)
 
-    def wipe(self, directory: str | None = None) -> int:
-        """Remove all chunks, or those of one namespace's directory; return their bytes."""
+    def directories_of(self, namespace: str) -> list[str]:
+        """Return the directories of a namespace, one for each size of chunks that it has.
+
+        Args:
+            namespace: Its name, or one of its directories.
+        """
+        first = {found.directory: found for found in self._disk.scan()}
+        digest = digest_namespace(namespace)
+        return [
+            name
+            for name, found in first.items()
+            if name == namespace or self._digest_of(found.path) == digest
+        ]
+
+    def _digest_of(self, path: str) -> bytes | None:
+        page = new_page()
+        try:
+            file = self._disk.open(path)
+        except FileNotFoundError:
+            return None
+        try:
+            self._disk.read(file, [page])
+            return decode_header(page, _NAME).namespace_digest
+        except CorruptChunkError:
+            return None
+        finally:
+            self._disk.discard(file)
+
+    def wipe(self, directory: str | None = None, prefix: bytes = b"") -> int:
+        """Remove all chunks, or those of one directory, with such keys; return their bytes."""
         directories = {found.directory for found in self._disk.scan()}
-        removed_bytes = self.collect(lambda found: directory in {None, found.directory})
+        removed_bytes = self.collect(
+            lambda found: directory in {None, found.directory} and found.key.startswith(prefix)
+        )
         for each in directories:
             self._disk.remove_empty_dirs(each)
         return removed_bytes

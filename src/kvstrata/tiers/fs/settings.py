@@ -10,6 +10,8 @@ from typing import Any, Final
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.settings import (
     join,
+    optional,
+    parse_bool,
     parse_bytes,
     parse_count,
     parse_enum,
@@ -73,6 +75,8 @@ class FsSettings:
     io_deadline_s: float = setting(parse_seconds, 30.0)  # of one operation; then the tier is hung
     retry_s: float = setting(parse_seconds, 1.0)  # between tries to store while the disk is full
     refresh_s: float = setting(parse_seconds, 60.0)  # between looks at what is on disk
+    idle_s: float | None = setting(optional(parse_seconds), None)  # unused for longer: leaves
+    zero_removed: bool = setting(parse_bool, default=False)  # overwrite files before they go
     num_queued_chunks_max: int = setting(parse_count(), 65536)  # stores; more are refused
 
     def check(self, file_bytes: int, overhead_bytes: int, path: str) -> None:

@@ -48,6 +48,7 @@ class ChunkStore:
         self._num_wipes = 0
         self._num_wiped = 0
         self._forgotten: deque[_Forgotten] = deque()
+        self._prefixes: deque[bytes] = deque()
         self._forgetting = threading.Lock()
         self._env = env
         self.sweep = Sweep(
@@ -97,7 +98,8 @@ class ChunkStore:
         Raises:
             OSError: It could not be read.
         """
-        if self.is_wiping() or self.index.is_leaving(key):
+        is_gone = self.index.is_leaving(key) or key.startswith(self.leaving_prefixes())
+        if is_gone or self.is_wiping():
             return Outcome.FAILED
         try:
             header = chunk_file.get(self._disk, self._name_of(key), row, page)
@@ -162,11 +164,26 @@ class ChunkStore:
             self._forgotten.append(_Forgotten(expired, RemovalReason.EXPIRED, expired))
         return bool(expired)
 
+    def forget_idle(self, idle_s: float) -> None:
+        """Remove chunks that nobody used for so long."""
+        idle = self.index.take_idle(self._env.clock.wall_s() - idle_s)
+        if idle:
+            self._forgotten.append(_Forgotten(idle, RemovalReason.EXPIRED, idle))
+            self.finish_forgetting()
+
     def forget_all(self) -> None:
         """Make all chunks leave now; their files are gone after `finish_forgetting`."""
         if self.index.clear():
             self.journal.note_cleared()
         self._num_wipes += 1
+
+    def forget_prefix(self, prefix: bytes) -> None:
+        """Make all chunks leave whose key begins so, known or not. Does not block."""
+        self._prefixes.append(prefix)
+
+    def leaving_prefixes(self) -> tuple[bytes, ...]:
+        """Return what `forget_prefix` was told and `finish_forgetting` has not done."""
+        return tuple(self._prefixes)
 
     def is_wiping(self) -> bool:
         """Say whether files are still there after `forget_all`."""
@@ -181,6 +198,9 @@ class ChunkStore:
                 self._num_wiped = num_wipes
             while self._forgotten:
                 self.sweep.remove(*self._forgotten.popleft())
+            while self._prefixes:
+                self.sweep.remove_prefix(self._prefixes[0])
+                self._prefixes.popleft()
 
     def check(self) -> None:
         """Assert that the account equals what is on disk, given that nobody writes."""

@@ -20,6 +20,7 @@ from kvstrata.tiers.recency import Trail
 logger = logging.getLogger("kvstrata.fs")
 
 _USED: Final = attrgetter("stat.used_at_s")
+_NUM_AT_A_TIME: Final = 256  # so that others get at the account in between
 _AMPLE_BYTES: Final = 2**62
 
 
@@ -120,6 +121,14 @@ class Sweep:
         with self._ledger.locked():
             announced = {*leaving, *self._index.drop(keys)}
             self._unlink(keys, reason, announced)
+
+    def remove_prefix(self, prefix: bytes) -> None:
+        """Remove all chunks of this namespace whose key begins so, some at a time."""
+        known = [key for key in self._index.residents() if key.startswith(prefix)]
+        mine = (each for each in self._disk.scan() if each.directory == self._chunks.name)
+        keys = list(dict.fromkeys([*known, *(f.key for f in mine if f.key.startswith(prefix))]))
+        for start in range(0, len(keys), _NUM_AT_A_TIME):
+            self.remove(keys[start : start + _NUM_AT_A_TIME], RemovalReason.DELETED)
 
     def keep_free(self) -> None:
         """Remove what has to go for the limits, without anything to be written."""

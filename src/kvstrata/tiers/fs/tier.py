@@ -16,6 +16,7 @@ from kvstrata.core.stats import Stats
 from kvstrata.core.tier import DEFAULT_ENV, SecondaryTierManager, TierEnv
 from kvstrata.tiers.fs.copies import Copies
 from kvstrata.tiers.fs.disk import Disk
+from kvstrata.tiers.fs.index import Entry
 from kvstrata.tiers.fs.layout import ChunkDir
 from kvstrata.tiers.fs.ledger import LEDGER_BYTES
 from kvstrata.tiers.fs.probes import Probes
@@ -29,6 +30,7 @@ from kvstrata.tiers.fs.settings import (
 from kvstrata.tiers.fs.store import ChunkStore
 from kvstrata.tiers.fs.upkeep import Upkeep
 from kvstrata.tiers.fs.workers import Lane, Workers
+from kvstrata.tiers.fs.zeroing_disk import ZeroingDisk
 from kvstrata.tiers.recency import Trails
 
 
@@ -56,7 +58,8 @@ class FsTier(SecondaryTierManager):
         """
         self._settings = parse_fs_settings(settings, env.path)
         self._env = env
-        self._disk = disk or RealDisk.open_root(self._settings, env.path)
+        kind = ZeroingDisk if self._settings.zero_removed else RealDisk
+        self._disk = disk or kind.open_root(self._settings, env.path)
         self._store = ChunkStore(self._disk, self._settings, env, slots.chunk_bytes)
         self._index = self._store.index
         self._workers = Workers(self._settings.num_threads, env.name, env.clock)
@@ -90,14 +93,32 @@ class FsTier(SecondaryTierManager):
         if self._is_closed or self._copies.is_hung:
             return [LookupResult.MISS] * len(keys)
         wall_s = self._env.clock.wall_s()
+        entries = self._index.find(keys)
+        results = [LookupResult.HIT] * len(keys)
+        if None in entries:
+            absent = iter(self._look_for_absent(keys, entries, ctx))
+            results = [next(absent) if each is None else LookupResult.HIT for each in entries]
+        if self._index.has_due(wall_s):
+            for i, entry in enumerate(entries):
+                if entry is not None and entry.expires_at_s <= wall_s:
+                    results[i] = LookupResult.MISS
+        if prefixes := self._store.leaving_prefixes():
+            for i, key in enumerate(keys):
+                if key.startswith(prefixes):
+                    results[i] = LookupResult.MISS
+        return results
+
+    def _look_for_absent(
+        self, keys: Sequence[OffloadKey], entries: Sequence[Entry | None], ctx: ReqContext
+    ) -> Sequence[LookupResult]:
+        """Answer for the keys without entry, in order: all at once where that can be."""
+        absent = [key for key, entry in zip(keys, entries, strict=True) if entry is None]
         may_probe = self._store.may_have_more() and not self._store.is_wiping()
+        if not may_probe and not self._copies.is_storing_any(absent):
+            return [LookupResult.MISS] * len(absent)
         results = []
-        for key in keys:
-            entry = self._index.get(key)
-            if entry is not None:
-                is_here = entry.expires_at_s > wall_s
-                results.append(LookupResult.HIT if is_here else LookupResult.MISS)
-            elif self._copies.is_storing(key):
+        for key in absent:
+            if self._copies.is_storing(key):
                 results.append(LookupResult.HIT_PENDING)
             elif not may_probe or self._index.is_leaving(key):
                 results.append(LookupResult.MISS)
@@ -131,7 +152,7 @@ class FsTier(SecondaryTierManager):
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
-        self._index.touch(self._trails.of(ctx), (), self._env.clock.wall_s())
+        self._index.touch(self._trails.of(ctx), ())
         self._trails.end(ctx)
         self._probes.end_request(ctx)
 
@@ -153,6 +174,11 @@ class FsTier(SecondaryTierManager):
     def delete(self, keys: Collection[OffloadKey]) -> None:
         self._copies.void_keys(keys)
         self._upkeep.delete(list(keys))
+
+    @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        self._copies.void_prefix(prefix)
+        self._upkeep.delete_prefix(prefix)
 
     @override
     def drain_jobs(self, timeout_s: float) -> Collection[JobId]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from typing_extensions import override
+
 from kvstrata.core.clock import Clock
 from kvstrata.core.events import RemovalReason
 from kvstrata.core.keys import OffloadKey
@@ -20,6 +22,7 @@ CHECK_FREE_S: Final = 1.0
 MARK_S: Final = 600.0
 NUM_MARKED_MAX: Final = 256
 NUM_CHUNKS_FOR_FAN: Final = 4096
+NUM_IDLE_LOOKS: Final = 8  # for unused chunks, within the time after which they leave
 SCAN_SHARE: Final = 0.01
 """A look at the whole root takes no more than this share of the time."""
 
@@ -27,6 +30,10 @@ SCAN_SHARE: Final = 0.01
 @dataclass(slots=True, eq=False)
 class _Chore:
     do: Callable[[], None]
+
+    @override
+    def __str__(self) -> str:
+        return f"upkeep {getattr(self.do, '__name__', 'of directories')}"
 
     def run(self, page: memoryview) -> None:
         del page
@@ -55,11 +62,14 @@ class Upkeep:
         self._scan_at_s = now_s + settings.refresh_s
         self._check_free_at_s = now_s
         self._mark_at_s = now_s + MARK_S
+        self._idle_at_s = now_s
 
     def start_what_is_due(self) -> None:
         """Queue all upkeep whose time has come."""
         if self._store.forget_expired():
             self._submit(Lane.CHORE, self._store.finish_forgetting)
+        if self._store.index.is_behind():
+            self._submit(Lane.CHORE, self._store.index.catch_up)
         now_s = self._clock.now_s()
         wants_scan = self._store.sweep.has_drifted or now_s >= self._scan_at_s
         if wants_scan and not self._is_scanning and now_s >= self._may_scan_at_s:
@@ -68,6 +78,10 @@ class Upkeep:
         if self._settings.min_free_bytes and now_s >= self._check_free_at_s:
             self._check_free_at_s = now_s + CHECK_FREE_S
             self._submit(Lane.CHORE, self._store.sweep.keep_free)
+        idle_s = self._settings.idle_s
+        if idle_s is not None and now_s >= self._idle_at_s:
+            self._idle_at_s = now_s + idle_s / NUM_IDLE_LOOKS
+            self._submit(Lane.CHORE, partial(self._store.forget_idle, idle_s))
         if now_s >= self._mark_at_s:
             self._mark_at_s = now_s + MARK_S
             self.mark()
@@ -83,6 +97,11 @@ class Upkeep:
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Forget chunks now, and remove their files in the background."""
         self._store.forget(keys, RemovalReason.DELETED)
+        self._submit(Lane.CHORE, self._store.finish_forgetting)
+
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Forget chunks by the start of their keys now, and remove files in the background."""
+        self._store.forget_prefix(prefix)
         self._submit(Lane.CHORE, self._store.finish_forgetting)
 
     def wipe(self) -> None:

@@ -10,6 +10,8 @@ from enum import IntEnum
 from itertools import chain
 from typing import Protocol
 
+from typing_extensions import override
+
 from kvstrata.core.clock import Clock
 from kvstrata.tiers.fs.chunk_file import new_page
 
@@ -34,6 +36,11 @@ class Operation(Protocol):
 
     def fail(self) -> None:
         """Note that it won't be done, or that it raised. Thread: any."""
+        ...
+
+    @override
+    def __str__(self) -> str:
+        """Return a few words for the log, however many chunks it is about."""
         ...
 
 
@@ -115,7 +122,7 @@ class Workers:
             try:
                 operation.run(page)
             except Exception:
-                logger.exception("%r failed in a way that nobody expected", operation)
+                logger.exception("%s failed in a way that nobody expected", operation)
                 operation.fail()
             self._done(number)
 

@@ -101,6 +101,7 @@ class Board:
         self.loading: Counter[ObjectName] = Counter()
         self.writing: set[ObjectName] = set()  # a request that writes it is in flight
         self.leaving: set[ObjectName] = set()  # a request that removes it is queued or in flight
+        self.leaving_prefixes: list[bytes] = []  # of keys whose objects are being removed
         self.num_resets = 0  # that have not ended
         self.num_deletions = 0  # calls of delete and reset: what was read before one may be gone
         self.is_closed = False
@@ -145,7 +146,10 @@ class Board:
 
     def is_leaving(self, name: ObjectName) -> bool:
         """Say whether the object is being removed, so that it counts as gone."""
-        return self.num_resets > 0 or name in self.leaving
+        if self.num_resets > 0 or name in self.leaving:
+            return True
+        prefixes = self.leaving_prefixes
+        return bool(prefixes) and isinstance(name, bytes) and name.startswith(tuple(prefixes))
 
     def open(self, job: Job, copies: list[Copy]) -> None:
         """Take a job on, with one copy for each of its keys, all of one deadline.

@@ -1,11 +1,12 @@
 """Objects that are known to exist: a bounded memory of what is present, and the bytes they take."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
 from kvstrata.core.keys import OffloadKey
+from kvstrata.tiers.recency import consume
 
 _SPARE_SHARE = 0.02  # of the cap, freed on top of what is needed
 
@@ -48,6 +49,10 @@ class Index:
         """Say whether the object is known to exist."""
         return name in self._entries
 
+    def names(self) -> Iterable[ObjectName]:
+        """Return the objects that are known to exist."""
+        return self._entries
+
     def holds(self, name: ObjectName, wall_s: float) -> bool:
         """Say whether the object is verified and has not expired."""
         entry = self._entries.get(name)
@@ -63,9 +68,8 @@ class Index:
 
     def touch(self, names: Sequence[ObjectName]) -> None:
         """Note one use of objects, in prefix order: the head will be the last of them to leave."""
-        for name in reversed(names):
-            if name in self._entries:
-                self._entries.move_to_end(name)
+        here = [name for name in reversed(names) if name in self._entries]
+        consume(map(self._entries.move_to_end, here))
 
     def forget(self, name: ObjectName) -> Entry | None:
         """Drop an object and return what was known of it."""

@@ -149,3 +149,49 @@ class Removals:
             cleared = OffloadingEvent(EventKind.CLEARED, (), board.env.name, RemovalReason.CLEARED)
             board.events.append(cleared)
         board.pool.release(Lane.STORE)
+
+    def remove_prefix(self, prefix: bytes) -> None:
+        """Start removing objects by the start of their keys; until then they count as gone.
+
+        The caller holds the lock. Stores that are submitted from now on wait for the end of it.
+        """
+        board = self._board
+        board.num_deletions += 1
+        board.leaving_prefixes.append(prefix)
+        board.pool.hold(Lane.STORE)
+        stores = [copy for copy in board.open_copies() if copy.is_store]
+        board.give_up([copy for copy in stores if copy.key.startswith(prefix)])
+        known = self._known_with(prefix)
+        for name in known:
+            board.forget(name)
+        board.pool.submit(Lane.UPKEEP, partial(self._remove_prefix, prefix, known))
+
+    def _known_with(self, prefix: bytes) -> list[ObjectName]:
+        names = list(self._board.index.names())
+        return [name for name in names if isinstance(name, bytes) and name.startswith(prefix)]
+
+    def _remove_prefix(self, prefix: bytes, known: Sequence[ObjectName]) -> None:
+        board = self._board
+        again = partial(self._remove_prefix, prefix, known)
+        with board.lock:
+            is_busy = bool(board.writing)
+        if is_busy:
+            board.pool.submit(Lane.UPKEEP, again, delay_s=POSTPONE_S)
+            return
+        found: list[ObjectName] = []
+        try:
+            if not board.settings.read_only:
+                folder = f"{board.folder}{prefix.hex()[:2]}/"
+                names = (board.name_of(each.path) for each in board.client.find(folder))
+                found = [n for n in names if isinstance(n, bytes) and n.startswith(prefix)]
+                self._delete(found)
+        except ObjectStoreError as error:
+            board.failed(error, "deleting")
+            board.pool.submit(Lane.UPKEEP, again, delay_s=_RESET_RETRY_S)
+            return
+        with board.lock:
+            for name in found:
+                board.forget(name)
+            board.leaving_prefixes.remove(prefix)
+            board.say(EventKind.REMOVED, dict.fromkeys([*known, *found]), RemovalReason.DELETED)
+        board.pool.release(Lane.STORE)

@@ -132,6 +132,12 @@ class ObjectTier(SecondaryTierManager):
             self._removals.remove(board.names_of(keys), RemovalReason.DELETED)
 
     @override
+    def delete_prefix(self, prefix: bytes) -> None:
+        """Remove chunks by the start of their keys, as far as an object's path holds the key."""
+        with self._board.lock:
+            self._removals.remove_prefix(prefix)
+
+    @override
     def drain_jobs(self, timeout_s: float) -> Collection[JobId]:
         with self._board.lock:
             return self._board.wait_until_idle(timeout_s)

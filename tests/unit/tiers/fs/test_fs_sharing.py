@@ -83,6 +83,7 @@ def test_processes_share_one_cap(root: Path) -> None:
     world.close()
 
 
+@pytest.mark.slow
 def test_ten_thousand_files_are_taken_on_without_opening_one(root: Path) -> None:
     world = World(root)
     world.open(max_bytes=cap(20_000))

@@ -19,6 +19,7 @@ from kvstrata.core.tier import TierEnv
 from kvstrata.testing import FakeRegion, poison
 from kvstrata.testing.tier_calls import IDLE_STEP, PATIENCE_S, pause, wait_for
 from kvstrata.tiers.fs import FsTier
+from kvstrata.tiers.fs.sweep import Sweep
 from tests.disks import bytes_below, chunk_files
 from tests.fs_world import CHUNK_BYTES, CTX, FILE_BYTES, World, cap, quick_dir
 
@@ -714,3 +715,39 @@ def test_the_root_may_be_used_twice_in_one_process(world: World, tmp_path: Path)
     other.close()
     world.settle()
     world.tier.check()
+
+
+def test_an_unexpected_error_is_logged_with_a_count_and_the_first_key_only(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(self: Sweep, writes: object) -> int:
+        raise ZeroDivisionError
+
+    tier = world.open()
+    monkeypatch.setattr(Sweep, "grant", break_down)
+    assert world.store(*range(16)) == set(range(16))
+    (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    line = record.getMessage()
+    assert f"16 chunks from {world.keys[0].hex()} on" in line
+    assert world.keys[1].hex() not in line
+    monkeypatch.undo()
+    assert world.store(*range(16)) == set()
+    tier.check()
+
+
+def test_l07_chunks_of_others_that_are_not_known_here_are_deleted_by_prefix_too(
+    world: World,
+) -> None:
+    mine = world.open(shared="no")
+    other = world.open(shared="no")
+    world.store(0, 1)
+    prefix = world.keys[0][:8]
+    assert not world.keys[1].startswith(prefix)
+    assert mine.lookup(world.keys[0], CTX) is LookupResult.MISS, "it does not know of it"
+    mine.delete_prefix(prefix)
+    while not mine.is_idle():
+        pause()
+    assert chunk_files(world.root) == [world.path_of(1)]
+    assert world.load(0, 1) == {0}
+    other.on_schedule_end(IDLE_STEP)
+    mine.check()
