@@ -63,8 +63,7 @@ class CPUOffloadingManager(OffloadingManager):
         clock = clock or SystemClock()
         self._slots = region
         self._limits = limits
-        self._close_region = close_region
-        self._release_rows = release_rows
+        self._close_region, self._release_rows = close_region, release_rows
         self._counters = Counters()
         self._is_closed, self._epoch = False, ""
         self.store = ChunkStore(region.num_slots, policy, limits, clock)
