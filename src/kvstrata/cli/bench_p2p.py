@@ -27,7 +27,12 @@ from kvstrata.core.settings import parse_bytes
 from kvstrata.core.tier import TierEnv
 from kvstrata.primary.region import HostRegion
 from kvstrata.tiers.p2p import P2pTier
-from kvstrata.tiers.p2p.settings import Address, P2pSettings, parse_address
+from kvstrata.tiers.p2p.settings import (
+    Address,
+    P2pSettings,
+    default_num_connections,
+    parse_address,
+)
 from kvstrata.tiers.p2p.transport import SOCKET_BUFFER_BYTES
 
 NUM_LOOKUP_KEYS: Final = 1000
@@ -39,7 +44,9 @@ STEP: Final = ScheduleEndContext((), ())
 def p2p(
     chunk_size: Annotated[str, typer.Option(help="Payload of one chunk.")] = "2MiB",
     chunks: Annotated[int, typer.Option(min=1, help="Chunks pulled in one job.")] = 64,
-    connections: Annotated[int, typer.Option(min=1, help="Connections for payload.")] = 4,
+    connections: Annotated[
+        int, typer.Option(min=1, help="Connections for payload.")
+    ] = default_num_connections(),
     rounds: Annotated[int, typer.Option(min=1, help="Times to measure; the fastest counts.")] = 25,
     *,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -117,7 +117,7 @@ class Serving:
             here = [key for key, state in zip(keys, states, strict=True) if state is State.HIT]
             for start in range(0, len(here), fetch.num_per_seals):
                 group = here[start : start + fetch.num_per_seals]
-                channel.send(Seals([self._send(channel, key, lease) for key in group]))
+                channel.send(Seals(self._send(channel, group, lease)))
         finally:
             self._shelf.release(lease)
 
@@ -172,24 +172,31 @@ class Serving:
                 states.append(State.MISS)
         return states
 
-    def _send(self, channel: Channel, key: OffloadKey, lease: Lease) -> Seal:
-        """Send one chunk; say whether it left before the end.
+    def _send(self, channel: Channel, keys: Sequence[OffloadKey], lease: Lease) -> list[Seal]:
+        """Send chunks; say of each whether it left before the end.
 
         The generation vouches for the checksum, and the checksum for what the peer receives.
         """
-        copy, shelf = lease.copies[key], self._shelf
-        if not shelf.holds(copy):  # what is in the slot now was not asked for
-            channel.send_payload(memoryview(bytes(shelf.slots.chunk_bytes)))
-            self._note_served(key, lease, is_good=False)
-            return Seal(None)
-        checksum = shelf.checksum(copy)
-        if checksum is None:
-            digest = chunk_digest(key, shelf.slots.chunk_bytes)
-            channel.send_payload(shelf.slots[copy.slot], digest)
-            checksum = digest.digest()
-            is_good = shelf.keep_checksum(copy, checksum)
-        else:
-            channel.send_payload(shelf.slots[copy.slot])
-            is_good = shelf.holds(copy)
-        self._note_served(key, lease, is_good=is_good)
-        return Seal(checksum if is_good else None, copy.expires_at_s)
+        copies, shelf = [lease.copies[key] for key in keys], self._shelf
+        checksums: list[bytes | None] = []
+        ready: list[memoryview] = []  # rows with nothing to be done but to send them
+        for key, copy, is_held in zip(keys, copies, shelf.hold(copies), strict=True):
+            if not is_held:  # what is in the slot now was not asked for
+                checksums.append(None)
+                ready.append(memoryview(bytes(shelf.slots.chunk_bytes)))
+            elif (checksum := shelf.checksum(copy)) is not None:
+                checksums.append(checksum)
+                ready.append(shelf.slots[copy.slot])
+            else:
+                channel.send_payload(*ready)
+                ready.clear()
+                digest = chunk_digest(key, shelf.slots.chunk_bytes)
+                channel.send_payload(shelf.slots[copy.slot], digest=digest)
+                checksums.append(digest.digest())
+        channel.send_payload(*ready)
+        seals = []
+        for key, copy, checksum in zip(keys, copies, checksums, strict=True):
+            is_good = checksum is not None and shelf.keep_checksum(copy, checksum)
+            self._note_served(key, lease, is_good=is_good)
+            seals.append(Seal(checksum if is_good else None, copy.expires_at_s))
+        return seals

@@ -236,8 +236,12 @@ class Shelf(ChunkShelf):
 
     def holds(self, copy: Copy) -> bool:
         """Say whether the slot still holds what it held when it was leased."""
+        return self.hold([copy])[0]
+
+    def hold(self, copies: Iterable[Copy]) -> list[bool]:
+        """Say of each of many what `holds` says of one."""
         with self._lock:
-            return self._generations[copy.slot] == copy.generation
+            return [self._generations[copy.slot] == copy.generation for copy in copies]
 
     def checksum(self, copy: Copy) -> bytes | None:
         """Return the checksum that was kept of this chunk, if any."""

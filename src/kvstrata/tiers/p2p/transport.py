@@ -5,7 +5,10 @@ import socket
 import ssl
 import struct
 import time
+from collections import deque
 from contextlib import suppress
+from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kvstrata.core.errors import ProtocolError
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
     import xxhash
 
 SOCKET_BUFFER_BYTES: Final = 4 << 20
-PIECE_BYTES: Final = 2048 << 10  # what is summed up while it is in the cache
+VIEWS_MAX: Final = 512  # of one system call; the kernel takes 1024
+PIECE_BYTES: Final = 2 << 20  # of one call, and what is summed up before it leaves the cache
 
 M = TypeVar("M", bound=Message)
 
@@ -89,19 +93,20 @@ class Channel:
         self._send(memoryview(len(code + body).to_bytes(LENGTH_BYTES, "big") + code + body))
         return body
 
-    def send_payload(self, payload: memoryview, digest: "xxhash.xxh3_128 | None" = None) -> None:
+    def send_payload(self, *payload: memoryview, digest: "xxhash.xxh3_128 | None" = None) -> None:
         """Send raw bytes; feed them to `digest`, while they are in the processor's cache.
 
         The other side has to take some of them within every silence timeout.
         """
         if digest is None and self._is_plain:
-            self._send(payload)
+            self._send(*payload)
             return
-        for start in range(0, payload.nbytes, PIECE_BYTES):
-            piece = payload[start : start + PIECE_BYTES]
-            if digest is not None:
-                digest.update(piece)
-            self._send(piece)
+        for view in payload:
+            for start in range(0, view.nbytes, PIECE_BYTES):
+                piece = view[start : start + PIECE_BYTES]
+                if digest is not None:
+                    digest.update(piece)
+                self._send(piece)
 
     def receive(self, kind: type[M], wait_s: float | None = None) -> M:
         """Return the next message, which must be of this kind.
@@ -157,7 +162,7 @@ class Channel:
     def _code(key: bytes, number: int, body: bytes) -> bytes:
         if not key:
             return b""
-        return hmac.digest(key, number.to_bytes(8, "big") + body, "sha256")[:MAC_BYTES]
+        return blake2b(number.to_bytes(8, "big") + body, digest_size=MAC_BYTES, key=key).digest()
 
     def _read(self, length: int, wait_s: float | None = None) -> bytes:
         received = bytearray(length)
@@ -180,14 +185,22 @@ class Channel:
         self.num_received_bytes += num
         return num
 
-    def _send(self, view: memoryview) -> None:
-        """Send all of it; the other side takes at least a byte in each silence timeout."""
-        while view.nbytes:
+    def _send(self, *views: memoryview) -> None:
+        """Send all of them; the other side takes at least a byte in each silence timeout."""
+        waiting = deque(views)
+        while waiting:
             self._arm(self.silence_timeout_s)
             try:
-                view = view[self._sock.send(view) :]
+                if len(waiting) == 1 or not self._is_plain:  # TLS has no call for several
+                    num = self._sock.send(waiting[0])
+                else:
+                    num = self._sock.sendmsg(list(islice(waiting, VIEWS_MAX)))
             except BlockingIOError as error:
                 raise TimeoutError(f"{self.name} takes nothing") from error
+            while waiting and num >= waiting[0].nbytes:
+                num -= waiting.popleft().nbytes
+            if num:
+                waiting[0] = waiting[0][num:]
 
     def _arm(self, wait_s: float) -> None:
         """Bound the next wait, and the time of all.
