@@ -111,7 +111,7 @@ def default_identity() -> str:
 
 def default_num_connections() -> int:
     """Return how many connections for payload this host's processors can keep busy."""
-    return max(1, min(4, len(os.sched_getaffinity(0)) // 2))
+    return min(4, len(os.sched_getaffinity(0)))
 
 
 @dataclass(frozen=True, slots=True)
