@@ -239,7 +239,8 @@ class FetchTask(Task):
         here = self._note_states(channel)
         for start in range(0, len(here), num_per_seals):
             group = here[start : start + num_per_seals]
-            self._judge(channel, group, [self._receive(channel, index) for index in group])
+            channel.receive_payload(*(self._rows[self._piece.slots[index]] for index in group))
+            self._judge(channel, group)
 
     def _note_states(self, channel: Channel) -> list[int]:
         """Take the first answer; return the indices of the chunks that are there."""
@@ -254,13 +255,15 @@ class FetchTask(Task):
                 )
         return here
 
-    def _receive(self, channel: Channel, index: int) -> bytes:
-        """Receive a chunk into its slot; return the checksum of what came."""
+    def _checksum(self, index: int) -> bytes:
         row = self._rows[self._piece.slots[index]]
-        return channel.receive_payload(row, chunk_digest(self._piece.keys[index], row.nbytes))
+        digest = chunk_digest(self._piece.keys[index], row.nbytes)
+        digest.update(row)
+        return digest.digest()
 
-    def _judge(self, channel: Channel, here: Sequence[int], received: Sequence[bytes]) -> None:
-        """Compare the checksums of these chunks with what the peer says they must be."""
+    def _judge(self, channel: Channel, here: Sequence[int]) -> None:
+        """Compare the checksums of what came with what the peer says they must be."""
+        received = [self._checksum(index) for index in here]
         seals = channel.receive(Seals).seals
         if len(seals) != len(here):
             raise ProtocolError(channel.name, f"{len(seals)} seals of {len(here)} chunks")
@@ -303,13 +306,7 @@ class NixlFetchTask(FetchTask):
             slots = [self._piece.slots[index] for index in here]
             self._plane.read(channel.nixl_agent, slots, addresses)
         channel.send(Release())
-        self._judge(channel, here, [self._checksum(index) for index in here])
-
-    def _checksum(self, index: int) -> bytes:
-        row = self._rows[self._piece.slots[index]]
-        digest = chunk_digest(self._piece.keys[index], row.nbytes)
-        digest.update(row)
-        return digest.digest()
+        self._judge(channel, here)
 
 
 def _states(channel: Channel, num_keys: int) -> bytes:

@@ -35,7 +35,6 @@ from kvstrata.tiers.p2p.wire import (
     Seals,
     State,
     Welcome,
-    chunk_digest,
     encode,
 )
 from tests.p2p_hosts import CHUNK_BYTES, NAMESPACE, SECRET, Host, eventually, secret_file
@@ -396,7 +395,7 @@ def test_a_peer_has_a_limit_on_bytes_and_leases(tmp_path: Path) -> None:
             states = channel.receive(Found).states
             for _ in range(states.count(State.HIT)):
                 payload = memoryview(bytearray(CHUNK_BYTES))
-                channel.receive_payload(payload, chunk_digest(A, CHUNK_BYTES))
+                channel.receive_payload(payload)
             assert len(channel.receive(Seals).seals) == states.count(State.HIT)
             return states
 

@@ -42,7 +42,7 @@ class Owner:
 
     def receive(self) -> bytes:
         payload = memoryview(bytearray(CHUNK_BYTES))
-        self.channel.receive_payload(payload, chunk_digest(A, CHUNK_BYTES))
+        self.channel.receive_payload(payload)
         return bytes(payload)
 
     def close(self) -> None:
