@@ -16,7 +16,6 @@ from kvstrata.tiers.p2p.transport import Channel
 from kvstrata.tiers.p2p.wire import (
     Attach,
     Attached,
-    Chunk,
     Fetch,
     Found,
     Locate,
@@ -76,7 +75,7 @@ class Serving:
         elif isinstance(message, Locate):
             self._locate_all(channel, peer, keys, allowance)
         else:
-            self._send_all(channel, peer, keys, allowance)
+            self._send_all(channel, peer, message, allowance)
 
     def count(self, name: str, num: int = 1) -> int:
         """Add to a counter and return it. Thread: any."""
@@ -109,16 +108,16 @@ class Serving:
             State.HIT if is_here else State.WAIT if next(coming) else State.MISS for is_here in here
         ]
 
-    def _send_all(
-        self, channel: Channel, peer: str, keys: Sequence[OffloadKey], allowance: Allowance
-    ) -> None:
+    def _send_all(self, channel: Channel, peer: str, fetch: Fetch, allowance: Allowance) -> None:
+        keys = cast("Sequence[OffloadKey]", fetch.keys)
         lease = self._shelf.lease(keys, peer, self._settings.lease_s)
         try:
             states = self._offer(keys, lease.copies, allowance)
             channel.send(Found(bytes(states)))
-            for index, key in enumerate(keys):
-                if states[index] is State.HIT:
-                    self._send(channel, index, key, lease)
+            here = [key for key, state in zip(keys, states, strict=True) if state is State.HIT]
+            for start in range(0, len(here), fetch.num_per_seals):
+                group = here[start : start + fetch.num_per_seals]
+                channel.send(Seals(self._send(channel, group, lease)))
         finally:
             self._shelf.release(lease)
 
@@ -173,26 +172,31 @@ class Serving:
                 states.append(State.MISS)
         return states
 
-    def _send(self, channel: Channel, index: int, key: OffloadKey, lease: Lease) -> None:
-        """Send one chunk, unless it has left; then say whether it had left before the end.
+    def _send(self, channel: Channel, keys: Sequence[OffloadKey], lease: Lease) -> list[Seal]:
+        """Send chunks; say of each whether it left before the end.
 
         The generation vouches for the checksum, and the checksum for what the peer receives.
         """
-        copy = lease.copies[key]
-        if not self._shelf.holds(copy):
-            self.count("reused_chunks")
-            channel.send(Chunk(index, 0))
-            return
-        payload = self._shelf.slots[copy.slot]
-        channel.send(Chunk(index, payload.nbytes))
-        checksum = self._shelf.checksum(copy)
-        if checksum is None:
-            digest = chunk_digest(key, payload.nbytes)
-            channel.send_payload(payload, digest)
-            checksum = digest.digest()
-            is_good = self._shelf.keep_checksum(copy, checksum)
-        else:
-            channel.send_payload(payload)
-            is_good = self._shelf.holds(copy)
-        channel.send(Seal(checksum if is_good else None, copy.expires_at_s))
-        self._note_served(key, lease, is_good=is_good)
+        copies, shelf = [lease.copies[key] for key in keys], self._shelf
+        checksums: list[bytes | None] = []
+        ready: list[memoryview] = []  # rows with nothing to be done but to send them
+        for key, copy, is_held in zip(keys, copies, shelf.hold(copies), strict=True):
+            if not is_held:  # what is in the slot now was not asked for
+                checksums.append(None)
+                ready.append(memoryview(bytes(shelf.slots.chunk_bytes)))
+            elif (checksum := shelf.checksum(copy)) is not None:
+                checksums.append(checksum)
+                ready.append(shelf.slots[copy.slot])
+            else:
+                channel.send_payload(*ready)
+                ready.clear()
+                digest = chunk_digest(key, shelf.slots.chunk_bytes)
+                channel.send_payload(shelf.slots[copy.slot], digest=digest)
+                checksums.append(digest.digest())
+        channel.send_payload(*ready)
+        seals = []
+        for key, copy, checksum in zip(keys, copies, checksums, strict=True):
+            is_good = checksum is not None and shelf.keep_checksum(copy, checksum)
+            self._note_served(key, lease, is_good=is_good)
+            seals.append(Seal(checksum if is_good else None, copy.expires_at_s))
+        return seals

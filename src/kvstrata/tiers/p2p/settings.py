@@ -109,6 +109,11 @@ def default_identity() -> str:
     return name if name and not is_loopback(name) else f"host-{os.urandom(4).hex()}"
 
 
+def default_num_connections() -> int:
+    """Return how many connections for payload this host's processors can keep busy."""
+    return min(4, len(os.sched_getaffinity(0)))
+
+
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
     """Files in PEM. The certificate must name this host's identity (subjectAltName, DNS)."""
@@ -139,7 +144,7 @@ class P2pSettings:
     tls: TlsSettings | None = setting(optional(table(TlsSettings)), None)
 
     payload: Payload = setting(parse_enum(Payload), Payload.TCP)
-    num_connections: int = setting(parse_count(), 4)  # for payload, to each peer
+    num_connections: int = setting(parse_count(), factory=default_num_connections)  # to each peer
     connect_timeout_s: float = setting(parse_seconds, 1.0)  # with the handshake
     silence_timeout_s: float = setting(parse_seconds, 2.0)  # a peer that says nothing is gone
     transfer_timeout_s: float = setting(parse_seconds, 30.0)  # for a whole job

@@ -94,14 +94,17 @@ class Shelf(ChunkShelf):
         slots: Sequence[int],
         expires_at_s: float | None = None,
     ) -> None:
+        index, key_of, generations = self._index, self._keys, self._generations
         with self._lock:
             for key, slot in zip(keys, slots, strict=True):
-                self._drop(key)
-                if (former := self._keys[slot]) is not None:
+                if key in index:
+                    self._drop(key)
+                former = key_of[slot]
+                if former is not None:
                     self._drop_all([former])
-                self._generations[slot] += 1
-                self._index[key] = slot
-                self._keys[slot] = key
+                generations[slot] += 1
+                index[key] = slot
+                key_of[slot] = key
             if expires_at_s is not None:
                 self._expiry.update(dict.fromkeys(keys, expires_at_s))
             if self.listener is not None:
@@ -236,8 +239,12 @@ class Shelf(ChunkShelf):
 
     def holds(self, copy: Copy) -> bool:
         """Say whether the slot still holds what it held when it was leased."""
+        return self.hold([copy])[0]
+
+    def hold(self, copies: Iterable[Copy]) -> list[bool]:
+        """Say of each of many what `holds` says of one."""
         with self._lock:
-            return self._generations[copy.slot] == copy.generation
+            return [self._generations[copy.slot] == copy.generation for copy in copies]
 
     def checksum(self, copy: Copy) -> bytes | None:
         """Return the checksum that was kept of this chunk, if any."""

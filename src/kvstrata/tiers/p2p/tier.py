@@ -68,7 +68,7 @@ class P2pTier(SecondaryTierManager):
         self._own = _credentials(settings, env, slots.chunk_bytes)
         self._lock = Lock()
         self._counters: Counter[str] = Counter()
-        self._to_ask: dict[str | None, dict[OffloadKey, None]] = {}
+        self._to_ask: dict[str | None, list[OffloadKey]] = {}
         self._is_closed = False
         self._loads = Loads()
         self._whereabouts = Whereabouts(
@@ -142,10 +142,14 @@ class P2pTier(SecondaryTierManager):
         if not self._directory and not any(session.is_up for session in self._fleet.sessions()):
             return [LookupResult.MISS] * len(keys)
         states = self._whereabouts.states(keys)
-        if None not in states:
+        num_unknown = states.count(None)
+        if not num_unknown:
             return cast("Sequence[LookupResult]", states)
-        unknown = [key for key, state in zip(keys, states, strict=True) if state is None]
-        self._to_ask.setdefault(ctx.hints.peer, {}).update(dict.fromkeys(unknown))
+        to_ask = self._to_ask.setdefault(ctx.hints.peer, [])
+        if num_unknown == len(keys):
+            to_ask.extend(keys)
+            return [LookupResult.RETRY] * num_unknown
+        to_ask.extend(key for key, state in zip(keys, states, strict=True) if state is None)
         return [state or LookupResult.RETRY for state in states]
 
     @override
@@ -153,7 +157,7 @@ class P2pTier(SecondaryTierManager):
         self._fleet.tend()
         to_ask, self._to_ask = self._to_ask, {}
         for hint, keys in to_ask.items():
-            self._ask(list(keys), hint)
+            self._ask(list(dict.fromkeys(keys)), hint)
 
     def _ask(self, keys: Sequence[OffloadKey], hint: str | None) -> None:
         """Ask the hinted peer and, about what it has not, the others; all of them without one."""

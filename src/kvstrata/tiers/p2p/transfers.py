@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from typing_extensions import override
 
@@ -18,18 +19,18 @@ from kvstrata.tiers.p2p.transport import Channel
 from kvstrata.tiers.p2p.wire import (
     Attach,
     Attached,
-    Chunk,
     Fetch,
     Found,
     Locate,
     Located,
     Lookup,
     Release,
-    Seal,
     Seals,
     State,
     chunk_digest,
 )
+
+SEALED_BYTES: Final = 8 << 20  # what is lost at most when the peer is lost while it sends
 
 
 class Outcome(Enum):
@@ -232,9 +233,14 @@ class FetchTask(Task):
         self._tried(self._piece, outcomes, self._expires_at_s)
 
     def _fetch(self, channel: Channel) -> None:
-        channel.send(Fetch(self._piece.keys))
-        for index in self._note_states(channel):
-            self._receive(channel, index)
+        keys = self._piece.keys
+        num_per_seals = max(1, min(len(keys), SEALED_BYTES // self._rows.chunk_bytes))
+        channel.send(Fetch(keys, num_per_seals))
+        here = self._note_states(channel)
+        for start in range(0, len(here), num_per_seals):
+            group = here[start : start + num_per_seals]
+            channel.receive_payload(*(self._rows[self._piece.slots[index]] for index in group))
+            self._judge(channel, group)
 
     def _note_states(self, channel: Channel) -> list[int]:
         """Take the first answer; return the indices of the chunks that are there."""
@@ -249,26 +255,28 @@ class FetchTask(Task):
                 )
         return here
 
-    def _receive(self, channel: Channel, index: int) -> None:
-        key, row = self._piece.keys[index], self._rows[self._piece.slots[index]]
-        chunk = channel.receive(Chunk)
-        if chunk.index != index or chunk.length not in {0, row.nbytes}:
-            raise ProtocolError(channel.name, "sends a chunk that was not asked for")
-        if not chunk.length:
-            self._outcomes[key] = Outcome.ABSENT
-            return
-        received = channel.receive_payload(row, chunk_digest(key, chunk.length))
-        self._judge(key, received, channel.receive(Seal))
+    def _checksum(self, index: int) -> bytes:
+        row = self._rows[self._piece.slots[index]]
+        digest = chunk_digest(self._piece.keys[index], row.nbytes)
+        digest.update(row)
+        return digest.digest()
 
-    def _judge(self, key: OffloadKey, received: bytes, seal: Seal) -> None:
-        if seal.checksum is None:
-            self._outcomes[key] = Outcome.ABSENT
-        elif received != seal.checksum:
-            self._outcomes[key] = Outcome.CORRUPT
-        else:
-            self._outcomes[key] = Outcome.LOADED
-            if seal.expires_at_s is not None:
-                self._expires_at_s[key] = seal.expires_at_s
+    def _judge(self, channel: Channel, here: Sequence[int]) -> None:
+        """Compare the checksums of what came with what the peer says they must be."""
+        received = [self._checksum(index) for index in here]
+        seals = channel.receive(Seals).seals
+        if len(seals) != len(here):
+            raise ProtocolError(channel.name, f"{len(seals)} seals of {len(here)} chunks")
+        for index, checksum, seal in zip(here, received, seals, strict=True):
+            key = self._piece.keys[index]
+            if seal.checksum is None:
+                self._outcomes[key] = Outcome.ABSENT
+            elif checksum != seal.checksum:
+                self._outcomes[key] = Outcome.CORRUPT
+            else:
+                self._outcomes[key] = Outcome.LOADED
+                if seal.expires_at_s is not None:
+                    self._expires_at_s[key] = seal.expires_at_s
 
 
 class NixlFetchTask(FetchTask):
@@ -298,14 +306,7 @@ class NixlFetchTask(FetchTask):
             slots = [self._piece.slots[index] for index in here]
             self._plane.read(channel.nixl_agent, slots, addresses)
         channel.send(Release())
-        seals = channel.receive(Seals).seals
-        if len(seals) != len(here):
-            raise ProtocolError(channel.name, f"{len(seals)} seals of {len(here)} chunks")
-        for index, seal in zip(here, seals, strict=True):
-            key, row = self._piece.keys[index], self._rows[self._piece.slots[index]]
-            digest = chunk_digest(key, row.nbytes)
-            digest.update(row)
-            self._judge(key, digest.digest(), seal)
+        self._judge(channel, here)
 
 
 def _states(channel: Channel, num_keys: int) -> bytes:

@@ -5,7 +5,10 @@ import socket
 import ssl
 import struct
 import time
+from collections import deque
 from contextlib import suppress
+from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from kvstrata.core.errors import ProtocolError
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
     import xxhash
 
 SOCKET_BUFFER_BYTES: Final = 4 << 20
-PIECE_BYTES: Final = 512 << 10  # what is summed up while it is in the cache
+VIEWS_MAX: Final = 512  # of one system call; the kernel takes 1024
+PIECE_BYTES: Final = 2 << 20  # of one call, and what is summed up before it leaves the cache
 
 M = TypeVar("M", bound=Message)
 
@@ -59,6 +63,7 @@ class Channel:
         self._num_sent = self._num_received = 0
         self._armed_s: float | None = None
         self._is_plain = not isinstance(sock, ssl.SSLSocket)
+        self._receive_flags = socket.MSG_WAITALL if self._is_plain else 0
         if self._is_plain:
             sock.settimeout(None)  # the kernel watches the time instead, see `_arm`
         if sock.family in {socket.AF_INET, socket.AF_INET6}:
@@ -89,16 +94,20 @@ class Channel:
         self._send(memoryview(len(code + body).to_bytes(LENGTH_BYTES, "big") + code + body))
         return body
 
-    def send_payload(self, payload: memoryview, digest: "xxhash.xxh3_128 | None" = None) -> None:
+    def send_payload(self, *payload: memoryview, digest: "xxhash.xxh3_128 | None" = None) -> None:
         """Send raw bytes; feed them to `digest`, while they are in the processor's cache.
 
         The other side has to take some of them within every silence timeout.
         """
-        for start in range(0, payload.nbytes, PIECE_BYTES):
-            piece = payload[start : start + PIECE_BYTES]
-            if digest is not None:
-                digest.update(piece)
-            self._send(piece)
+        if digest is None and self._is_plain:
+            self._send(*payload)
+            return
+        for view in payload:
+            for start in range(0, view.nbytes, PIECE_BYTES):
+                piece = view[start : start + PIECE_BYTES]
+                if digest is not None:
+                    digest.update(piece)
+                self._send(piece)
 
     def receive(self, kind: type[M], wait_s: float | None = None) -> M:
         """Return the next message, which must be of this kind.
@@ -130,15 +139,21 @@ class Channel:
             raise ProtocolError(self.name, f"an unexpected {type(message).__name__}")
         return message, body
 
-    def receive_payload(self, view: memoryview, digest: "xxhash.xxh3_128") -> bytes:
-        """Fill `view` with raw bytes, feed them to `digest`, and return its result."""
-        for start in range(0, view.nbytes, PIECE_BYTES):
-            piece = view[start : start + PIECE_BYTES]
-            num_filled = 0
-            while num_filled < piece.nbytes:
-                num_filled += self._read_some(piece[num_filled:], self.silence_timeout_s)
-            digest.update(piece)
-        return digest.digest()
+    def receive_payload(self, *views: memoryview) -> None:
+        """Fill the views, one after the other, with raw bytes."""
+        waiting = deque(views)
+        while waiting:
+            self._arm(self.silence_timeout_s)
+            try:
+                if len(waiting) == 1 or not self._is_plain:
+                    num = self._sock.recv_into(waiting[0], 0, self._receive_flags)
+                else:
+                    few = list(islice(waiting, VIEWS_MAX))
+                    num, *_ = self._sock.recvmsg_into(few, 0, self._receive_flags)
+            except BlockingIOError as error:
+                raise TimeoutError(f"{self.name} is silent") from error
+            self._note_received(num)
+            _advance(waiting, num)
 
     def abort(self) -> None:
         """Make the thread that uses the channel fail at once. Thread: any. Blocks: never."""
@@ -154,7 +169,7 @@ class Channel:
     def _code(key: bytes, number: int, body: bytes) -> bytes:
         if not key:
             return b""
-        return hmac.digest(key, number.to_bytes(8, "big") + body, "sha256")[:MAC_BYTES]
+        return blake2b(number.to_bytes(8, "big") + body, digest_size=MAC_BYTES, key=key).digest()
 
     def _read(self, length: int, wait_s: float | None = None) -> bytes:
         received = bytearray(length)
@@ -169,22 +184,30 @@ class Channel:
         """Fill the view, or as much of it as comes in the time, at least one byte."""
         self._arm(wait_s)
         try:
-            num = self._sock.recv_into(view, 0, socket.MSG_WAITALL if self._is_plain else 0)
+            num = self._sock.recv_into(view, 0, self._receive_flags)
         except BlockingIOError as error:
             raise TimeoutError(f"{self.name} is silent") from error
+        self._note_received(num)
+        return num
+
+    def _note_received(self, num: int) -> None:
         if not num:
             raise ConnectionResetError(f"{self.name} closed the connection")
         self.num_received_bytes += num
-        return num
 
-    def _send(self, view: memoryview) -> None:
-        """Send all of it; the other side takes at least a byte in each silence timeout."""
-        while view.nbytes:
+    def _send(self, *views: memoryview) -> None:
+        """Send all of them; the other side takes at least a byte in each silence timeout."""
+        waiting = deque(views)
+        while waiting:
             self._arm(self.silence_timeout_s)
             try:
-                view = view[self._sock.send(view) :]
+                if len(waiting) == 1 or not self._is_plain:  # TLS has no call for several
+                    num = self._sock.send(waiting[0])
+                else:
+                    num = self._sock.sendmsg(list(islice(waiting, VIEWS_MAX)))
             except BlockingIOError as error:
                 raise TimeoutError(f"{self.name} takes nothing") from error
+            _advance(waiting, num)
 
     def _arm(self, wait_s: float) -> None:
         """Bound the next wait, and the time of all.
@@ -206,6 +229,14 @@ class Channel:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         else:
             self._sock.settimeout(wait_s)
+
+
+def _advance(waiting: deque[memoryview], num: int) -> None:
+    """Take so many bytes off the front."""
+    while waiting and num >= waiting[0].nbytes:
+        num -= waiting.popleft().nbytes
+    if num:
+        waiting[0] = waiting[0][num:]
 
 
 def connect(address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:

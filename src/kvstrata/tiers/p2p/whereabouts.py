@@ -74,6 +74,8 @@ class Whereabouts:
             found = list(map(self._answers.get, keys))
             now_s = self._clock.now_s()
             results = {answer: self._result(answer, now_s) for answer in set(found)}
+        if len(results) == 1:  # as a rule: keys are asked and answered together
+            return list(results.values()) * len(found)
         return [results[answer] for answer in found]
 
     def _result(self, answer: _Answer | None, now_s: float) -> LookupResult | None:

@@ -25,7 +25,6 @@ Nonce = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Proof32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Count = Annotated[int, Meta(ge=0, le=2**40)]
-Index = Annotated[int, Meta(ge=0, lt=KEYS_MAX)]
 
 
 class State(IntEnum):
@@ -91,26 +90,29 @@ class Found(Message, tag=11):
 
 
 class Fetch(Message, tag=12):
-    """Send these. Answered at once by `Found`, then for each HIT, in order, a `Chunk`."""
+    """Send these. Answered by `Found`, then raw by the payload of the HITs, in their order.
+
+    After each `num_per_seals` payloads, and after the last, come their `Seals`.
+    """
 
     keys: Keys
+    num_per_seals: Annotated[int, Meta(ge=1, le=KEYS_MAX)] = 1
 
 
-class Chunk(Message, tag=13):
-    """A chunk's payload follows, `length` bytes raw, then a `Seal`; 0: it has left already."""
-
-    index: Index
-    length: Count
-
-
-class Seal(Message, tag=14):
-    """The checksum of what was sent; None if it left while it was being sent: what came is void.
+class Seal(Struct, array_like=True, forbid_unknown_fields=True):
+    """The checksum of what was sent; None if the chunk left before the end: what came is void.
 
     `expires_at_s`, seconds since 1970, is when the chunk must be gone everywhere.
     """
 
     checksum: Digest | None
     expires_at_s: float | None = None
+
+
+class Seals(Message, tag=13):
+    """What `Seal` says, of each payload that came since the last ones, in order."""
+
+    seals: Annotated[Sequence[Seal], Meta(max_length=KEYS_MAX)]
 
 
 class Attach(Message, tag=20):
@@ -139,16 +141,10 @@ class Release(Message, tag=24):
     """The chunks were read, or will not be."""
 
 
-class Seals(Message, tag=25):
-    """What `Seal` says, of each HIT, in order."""
-
-    seals: Annotated[Sequence[Seal], Meta(max_length=KEYS_MAX)]
-
-
 AnyMessage = (
     Hello | Challenge | Proof | Welcome | Refused
-    | Lookup | Found | Fetch | Chunk | Seal
-    | Attach | Attached | Locate | Located | Release | Seals
+    | Lookup | Found | Fetch | Seals
+    | Attach | Attached | Locate | Located | Release
 )  # fmt: skip
 
 _encoder: Final = msgspec.msgpack.Encoder()

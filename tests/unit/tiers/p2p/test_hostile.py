@@ -24,7 +24,6 @@ from kvstrata.tiers.p2p.wire import (
     HANDSHAKE_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     Challenge,
-    Chunk,
     Fetch,
     Found,
     Hello,
@@ -33,9 +32,9 @@ from kvstrata.tiers.p2p.wire import (
     Proof,
     Refused,
     Seal,
+    Seals,
     State,
     Welcome,
-    chunk_digest,
     encode,
 )
 from tests.p2p_hosts import CHUNK_BYTES, NAMESPACE, SECRET, Host, eventually, secret_file
@@ -326,8 +325,7 @@ def test_messages_put_into_a_connection_from_outside_are_noticed(owner: Host) ->
     "message",
     [
         Found(b"\x01"),
-        Chunk(0, CHUNK_BYTES),
-        Seal(bytes(16)),
+        Seals([Seal(bytes(16))]),
         Hello(1, "guest", bytes(32), NAMESPACE, CHUNK_BYTES, bytes(32)),
     ],
 )
@@ -393,13 +391,12 @@ def test_a_peer_has_a_limit_on_bytes_and_leases(tmp_path: Path) -> None:
         owner.primary.put(*keys)
 
         def fetch() -> bytes:
-            channel.send(Fetch(keys))
+            channel.send(Fetch(keys, len(keys)))
             states = channel.receive(Found).states
             for _ in range(states.count(State.HIT)):
-                chunk = channel.receive(Chunk)
-                payload = memoryview(bytearray(chunk.length))
-                channel.receive_payload(payload, chunk_digest(A, chunk.length))
-                channel.receive(Seal)
+                payload = memoryview(bytearray(CHUNK_BYTES))
+                channel.receive_payload(payload)
+            assert len(channel.receive(Seals).seals) == states.count(State.HIT)
             return states
 
         assert fetch() == bytes([State.HIT] * 2 + [State.BUSY] * 4)
@@ -450,8 +447,7 @@ SEEDS = [
     encode(Lookup([A, B])),
     encode(Fetch([A, B])),
     encode(Found(b"\x00\x01")),
-    encode(Seal(bytes(16))),
-    encode(Chunk(0, CHUNK_BYTES)),
+    encode(Seals([Seal(bytes(16)), Seal(None, 1.5)])),
 ]
 
 

@@ -93,3 +93,11 @@ def test_the_identity_is_a_name_and_not_the_address() -> None:
     assert "127.0.0.1" not in settings.identity
     assert settings.listen == Address("127.0.0.1", 7070)
     assert str(Address("::1", 7070)) == "[::1]:7070"
+
+
+@pytest.mark.parametrize(("num_cpus", "expected"), [(1, 1), (2, 2), (4, 4), (64, 4)])
+def test_there_is_a_connection_for_each_processor_up_to_four(
+    monkeypatch: pytest.MonkeyPatch, num_cpus: int, expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(num_cpus)))
+    assert P2pSettings(identity="host").num_connections == expected
