@@ -1,13 +1,20 @@
 """Time to first token in vLLM: no connector, its own prefix cache, kvstrata, and LMCache beside it.
 
     python benchmarks/vllm_ttft.py MODEL [--lmcache FOLDER] [--json]
+    python benchmarks/vllm_ttft.py MODEL --throughput [--json]
 
 MODEL is a folder; FOLDER holds LMCache, installed with `pip install --target`. Every variant is an
 engine in processes of its own, all are up at the same time, and each prompt goes to one variant
 after the other: what else the machine does hits all of them alike. Compute threads are pinned alike
 (`VLLM_CPU_OMP_THREADS_BIND`), because a connector changes what vLLM chooses by itself. At the end
-kvstrata is restarted and served from its files, and its throughput without any reuse is measured
-against that of no connector.
+kvstrata is restarted and served from its files.
+
+With `--throughput` no prompt comes twice, and what is measured is the time for a batch: of kvstrata
+and of a second engine without a connector (what that differs by is noise), each relative to the
+first one without. Batches are short and many. The first engine is always in the middle (A B C, then
+C B A), and the answer is the median of the ratios of neighbours. With `--in-process` each engine is
+one process, and the CPU time that it takes, copies included, is compared as well: a busy machine
+spoils that much less.
 """
 
 import argparse
@@ -19,13 +26,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 PORT, HTTP_PORT = 5599, 8099
 TOKENS_PER_BLOCK = 128
+CONTROL, RESTARTED = "none, again", "kvstrata, restarted"
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -73,13 +82,14 @@ def serve(options: argparse.Namespace) -> None:
 
     def run(batch: list[list[int]], num_new: int) -> dict[str, Any]:
         params = SamplingParams(temperature=0, max_tokens=num_new, ignore_eos=True)
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.process_time()
         outputs = llm.generate(
             [TokensPrompt(prompt_token_ids=tokens) for tokens in batch], params, use_tqdm=False
         )
         return {
             "ttft_s": outputs[0].metrics.first_token_latency,
             "total_s": time.perf_counter() - start,
+            "cpu_s": time.process_time() - start_cpu,
             "cached": outputs[0].num_cached_tokens,
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         }
@@ -119,8 +129,9 @@ class Variant:
         return self.answer()
 
     def close(self) -> None:
-        print('"quit"', file=self.process.stdin, flush=True)
         try:
+            with suppress(BrokenPipeError):
+                print('"quit"', file=self.process.stdin, flush=True)
             self.process.wait(60)
         finally:
             end_group(self.process)
@@ -148,39 +159,52 @@ def start_lmcache(gib: float, environment: dict[str, str]) -> subprocess.Popen:
 
 
 def measure(options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
-    """Run all variants and return the medians, in seconds."""
+    """Run all variants and return the median times to the first token, in seconds."""
     rng = random.Random(11)
     prompts = [rng.choices(range(3, 1000), k=options.tokens) for _ in range(options.prompts)]
-    arguments = [options.model, "--dtype", options.dtype, "--root", options.root,
-                 "--many-blocks", str(options.prompts * (options.tokens // 128 + 2) + 20),
-                 "--host-bytes", str(options.host_bytes)]  # fmt: skip
     names = ["none", "own-cache", "kvstrata"] + (["lmcache"] if options.lmcache else [])
+    arguments = arguments_of(options)
     peer = None
     if options.lmcache:
         peer = start_lmcache(options.host_bytes / 2**30, environment)
-    variants = []
     try:
-        variants += [Variant(name, arguments, environment) for name in names]
-        for variant in variants:
-            variant.answer()
-        result = {**rounds(variants, prompts, options), "variants": names}
-        result["throughput_ratio"] = throughput(variants[0], variants[2], options)
-        variants.pop(2).close()
-        variants.append(Variant("kvstrata", arguments, environment))
-        variants[-1].answer()
-        again = [variants[-1].ask([[tokens], 8]) for tokens in prompts]
-        result["ttft_s"]["kvstrata, restarted"] = {"warm": median(a["ttft_s"] for a in again)}
-        result["cached"]["kvstrata, restarted"] = min(a["cached"] for a in again)
-        result["same_tokens"]["kvstrata, restarted"] = sum(
-            a["tokens"] == t for a, t in zip(again, result["tokens"], strict=True)
-        )
+        with running(names, arguments, environment) as variants:
+            result = rounds(variants, prompts, options)
+        with running(["kvstrata"], arguments, environment) as (restarted,):
+            again = [restarted.ask([[tokens], 8]) for tokens in prompts]
+    finally:
+        if peer is not None:
+            end_group(peer)
+    expected = result.pop("tokens")
+    result["ttft_s"][RESTARTED] = {"warm": median(a["ttft_s"] for a in again)}
+    result["cached"][RESTARTED] = min(a["cached"] for a in again)
+    result["same_tokens"][RESTARTED] = sum(
+        a["tokens"] == tokens for a, tokens in zip(again, expected, strict=True)
+    )
+    return result
+
+
+def arguments_of(options: argparse.Namespace) -> list[str]:
+    """Return what every engine is started with."""
+    many_blocks = options.prompts * (options.tokens // TOKENS_PER_BLOCK + 2) + 20
+    return [options.model, "--dtype", options.dtype, "--root", options.root,
+            "--many-blocks", str(many_blocks), "--host-bytes", str(options.host_bytes)]  # fmt: skip
+
+
+@contextmanager
+def running(
+    names: list[str], arguments: list[str], environment: dict[str, str]
+) -> Iterator[list[Variant]]:
+    """Engines that are all ready, and gone at the end."""
+    variants: list[Variant] = []
+    try:
+        for name in names:
+            variants.append(Variant(name, arguments, environment))
+            variants[-1].answer()
+        yield variants
     finally:
         for variant in variants:
             variant.close()
-        if peer is not None:
-            end_group(peer)
-    del result["tokens"]
-    return result
 
 
 def rounds(
@@ -216,15 +240,32 @@ def rounds(
     }
 
 
-def throughput(plain: Variant, ours: Variant, options: argparse.Namespace) -> float:
-    """Return how much is done with the connector and no reuse, relative to without it."""
+def throughput(options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
+    """Return how much is done with a connector and no reuse, relative to without one."""
     rng = random.Random(12)
-    ratios = []
-    for _ in range(options.throughput_rounds):
-        batch = [rng.choices(range(3, 1000), k=300) for _ in range(6)]
-        took = [variant.ask([batch, 40])["total_s"] for variant in (plain, ours)]
-        ratios.append(took[0] / took[1])
-    return median(ratios) if ratios else float("nan")
+    names = ["kvstrata", "none", CONTROL]
+    answers: dict[str, list[Any]] = {name: [] for name in names}
+    with running(names, arguments_of(options), environment) as variants:
+        for _ in range(options.batches):
+            batch = [rng.choices(range(3, 1000), k=options.batch_tokens) for _ in range(6)]
+            for variant in variants:
+                answers[variant.name].append(variant.ask([batch, options.batch_new]))
+            variants.reverse()
+    result: dict[str, Any] = {"batch_s": median(answer["total_s"] for answer in answers["none"])}
+    measures = {"throughput": "total_s", "per_cpu_s": "cpu_s"}
+    for name in (names[0], names[2]):
+        result[name] = {
+            measure: ratios(answers["none"], answers[name], field)
+            for measure, field in measures.items()
+            if options.in_process or field == "total_s"
+        }
+    return result
+
+
+def ratios(plain: list[Any], other: list[Any], field: str) -> dict[str, float]:
+    """Return the median and the quartiles of the ratios of neighbours."""
+    low, middle, high = quantiles((a[field] / b[field] for a, b in zip(plain, other, strict=True)))
+    return {"median": middle, "low": low, "high": high}
 
 
 def show(result: dict[str, Any], num_prompts: int) -> None:
@@ -235,9 +276,14 @@ def show(result: dict[str, Any], num_prompts: int) -> None:
         print(
             f"{name:24}{cold:>10}{times['warm'] * 1e3:>10.0f}{result['cached'][name]:>8}{same:>14}"
         )
-    print(
-        f"throughput with the connector and no reuse: {result['throughput_ratio']:.3f} of without"
-    )
+
+
+def show_throughput(result: dict[str, Any]) -> None:
+    print(f"no connector: {result.pop('batch_s'):.2f} s for a batch; beside it, no reuse:")
+    for name, measures in result.items():
+        for measure, found in measures.items():
+            spread = f"({found['low']:.3f} to {found['high']:.3f})"
+            print(f"{name:12}{measure.replace('_', ' '):12}{found['median']:.3f} {spread}")
 
 
 def main() -> None:
@@ -248,7 +294,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=2, help="warm rounds")
-    parser.add_argument("--throughput-rounds", type=int, default=5)
+    parser.add_argument("--throughput", action="store_true", help="batches without reuse instead")
+    parser.add_argument(
+        "--in-process", action="store_true", help="with --throughput: also CPU time"
+    )
+    parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--batch-tokens", type=int, default=150, help="of each of its six prompts")
+    parser.add_argument("--batch-new", type=int, default=10, help="tokens that each generates")
     parser.add_argument("--host-bytes", type=int, default=2 << 30)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--root", default="", help=argparse.SUPPRESS)
@@ -260,14 +312,19 @@ def main() -> None:
         return
     environment = {**ENVIRONMENT, **os.environ}
     environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")
+    if options.in_process:
+        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     if options.lmcache:
         paths = [os.environ.get("PYTHONPATH", ""), str(Path(options.lmcache).resolve())]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with tempfile.TemporaryDirectory() as root:
         options.root = root
-        result = measure(options, environment)
+        run = throughput if options.throughput else measure
+        result = run(options, environment)
     if options.json:
         print(json.dumps(result))
+    elif options.throughput:
+        show_throughput(result)
     else:
         show(result, options.prompts)
 

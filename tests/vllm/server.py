@@ -21,19 +21,12 @@ START_S = 420
 class Server:
     """A running server."""
 
-    def __init__(
-        self, model: Path, extra: Mapping[str, Any], log: Path, options: Sequence[str], env: Any
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.log = log
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [
-            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
-            "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port),
-            "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048",
-            "--kv-transfer-config", json.dumps(transfer_config(dict(extra))), *options,
-        ]  # fmt: skip
+        self.url = f"http://127.0.0.1:{self.port}"
         environment = {
             **os.environ,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -42,8 +35,9 @@ class Server:
         }
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                command, stdout=file, stderr=file, env=environment, start_new_session=True
-            )
+                [*command, "--host", "127.0.0.1", "--port", str(self.port)],
+                stdout=file, stderr=file, env=environment, start_new_session=True,
+            )  # fmt: skip
 
     def wait_until_ready(self) -> None:
         pause = Event()
@@ -58,12 +52,12 @@ class Server:
         raise TimeoutError(self.log.read_text()[-4000:])
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
             return str(answer.read().decode())
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}",
+            f"{self.url}{path}",
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
@@ -104,6 +98,11 @@ class Server:
             pause.wait(0.25)
         raise TimeoutError(f"{name} {labels} is {self.metric(name, **labels)}, not {value}")
 
+    def terminate(self) -> None:
+        """Ask the server to stop as a service manager does, and return once it has."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(90)
+
     def stop(self) -> None:
         """Stop gracefully, and hard if need be."""
         if self.process.poll() is None:
@@ -120,13 +119,26 @@ class Server:
 
 
 @contextmanager
-def server(
-    model: Path, extra: Mapping[str, Any], log: Path, *options: str, **env: str
-) -> Iterator[Server]:
-    """A server that is ready, and gone at the end."""
-    running = Server(model, extra, log, options, env)
+def serving(command: Sequence[str], log: Path, **env: str) -> Iterator[Server]:
+    """A server that is ready, started by a command, and gone at the end."""
+    running = Server(command, log, env)
     try:
         running.wait_until_ready()
         yield running
     finally:
         running.stop()
+
+
+@contextmanager
+def server(
+    model: Path, extra: Mapping[str, Any], log: Path, *options: str, **env: str
+) -> Iterator[Server]:
+    """A server of a tiny model, that is ready, and gone at the end."""
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+        "--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager",
+        "--max-model-len", "2048",
+        "--kv-transfer-config", json.dumps(transfer_config(dict(extra))), *options,
+    ]  # fmt: skip
+    with serving(command, log, **env) as running:
+        yield running

@@ -103,6 +103,29 @@ def test_killed_in_the_middle_of_traffic_it_starts_again_and_serves_its_files(
         assert again.metric(HITS) == 5 * NUM_CHUNKS * 128
 
 
+def test_told_to_stop_it_writes_down_what_only_host_memory_held(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "kv"
+    late = settings(root)
+    late["tiers"][0]["write"] = "on_evict"
+    with server(tiny_model, late, tmp_path / "log", *BLOCKS, "--shutdown-timeout", "60") as first:
+        expected = [first.complete(tokens) for tokens in BATCH[:4]]
+        first.wait_for_metric("vllm:kvstrata_stored_chunks_total", 4 * NUM_CHUNKS)
+        assert num_chunk_files(root) == 0
+        first.terminate()
+    assert num_chunk_files(root) == 4 * NUM_CHUNKS
+    with server(tiny_model, settings(root), tmp_path / "log", *BLOCKS) as again:
+        assert [again.complete(tokens) for tokens in BATCH[:4]] == expected
+        assert again.metric("vllm:kvstrata_tier_tokens_total") == 4 * NUM_CHUNKS * 128
+
+
+def num_chunk_files(root: Path) -> int:
+    """Files that are large enough to hold a chunk of the tiny model in float32."""
+    files = (path for path in root.rglob("*") if path.is_file())
+    return sum(path.stat().st_size > 512 * 1024 for path in files)
+
+
 def regions(group: int | None = None) -> set[str]:
     """The primaries' memory that is mapped, by its number: of all processes or of one group."""
     found: set[str] = set()

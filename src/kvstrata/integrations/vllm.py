@@ -7,8 +7,7 @@ vLLM carries between them. It translates names and decides nothing.
 """
 
 import logging
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,10 +49,20 @@ from kvstrata.connector.transfers import TransferThread
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.events import PRIMARY_MEDIUM
 from kvstrata.core.memory import SlotView
-from kvstrata.integrations.vllm_plan import TESTED_VERSIONS, VllmPlan, make_namespace, make_plan
+from kvstrata.integrations.vllm_cpus import spare_cpus
+from kvstrata.integrations.vllm_plan import (
+    TESTED_VERSIONS,
+    VllmPlan,
+    make_namespace,
+    make_plan,
+    unwise_settings,
+)
 from kvstrata.primary.region import HostRegion, RegionHandle
 
 logger = logging.getLogger("vllm.kvstrata")
+
+# To write down what only host memory holds; vLLM may allow more, and kills what takes longer.
+SHUTDOWN_S_MIN: Final = 10.0
 
 # What vLLM calls the place that a tier's type keeps chunks in.
 HIT_SOURCES: Final = {
@@ -102,6 +111,7 @@ class _SchedulerSide:
         self.reporter = StatsReporter(self.scheduler, self.requests)
         self.admitted: set[str] = set()
         self.hit_sources = {tier.name: HIT_SOURCES.get(tier.type) for tier in plan.config.tiers}
+        self.shutdown_s = max(SHUTDOWN_S_MIN, float(vllm_config.shutdown_timeout))
         logger.info(
             "kvstrata: %d slots of %d bytes, tiers %s, namespace %s",
             len(self.region), plan.chunk_bytes, [tier.name for tier in plan.config.tiers],
@@ -116,6 +126,7 @@ class _WorkerSide:
         self.kv_caches = kv_caches
         self.rank = rank
         self.region: HostRegion | None = None
+        self.spare_cpus: Collection[int] = ()
         self.worker: OffloadingConnectorWorker | None = None
         self.output: WorkerOutput | None = None
 
@@ -138,7 +149,7 @@ class KVStrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler_side: _SchedulerSide | None = None
         self._worker_side: _WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
-            _warn(vllm_config)
+            _warn(vllm_config, self._plan)
             self._scheduler_side = _SchedulerSide(vllm_config, kv_cache_config, self._plan)
 
     @property
@@ -184,8 +195,7 @@ class KVStrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """
         side = self.worker_side
         copier = self.make_copier(slots)
-        # On a CPU vLLM pins its own thread to one core, which a new thread would inherit.
-        cpus = range(os.cpu_count() or 1) if current_platform.is_cpu() else None
+        cpus = side.spare_cpus if current_platform.is_cpu() else None
         name = f"kvstrata-transfer-{side.rank}"
         transfers = TransferThread(name, cpus, num_threads=copier.num_threads)
         return OffloadingConnectorWorker(self._plan.offload, side.rank, copier, transfers=transfers)
@@ -199,6 +209,7 @@ class KVStrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         side = self.worker_side
         if side.worker is None:
             side.region = HostRegion.attach(metadata.region)
+            side.spare_cpus = spare_cpus(metadata.region.pid)
             side.worker = self.make_worker(side.region)
         return side.worker
 
@@ -362,16 +373,12 @@ class KVStrataConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 worker_side.region.close()
             worker_side.worker = worker_side.region = None
         if scheduler_side is not None:
-            report = scheduler_side.scheduler.shutdown()
+            report = scheduler_side.scheduler.shutdown(scheduler_side.shutdown_s)
             logger.info("kvstrata: shut down, %s", report)
 
 
-def _warn(vllm_config: Any) -> None:  # noqa: ANN401
-    """Say what is allowed and yet not what an operator wants."""
+def _warn(vllm_config: Any, plan: VllmPlan) -> None:  # noqa: ANN401
     if not vllm.__version__.startswith(TESTED_VERSIONS):
         logger.warning("kvstrata is tested with vLLM 0.32; this is %s", vllm.__version__)
-    if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
-        logger.warning(
-            'kvstrata: kv_load_failure_policy is "fail", so a failed load ends its request with an '
-            'error; set it to "recompute"'
-        )
+    for text in unwise_settings(vllm_config, plan.config):
+        logger.warning("kvstrata: %s", text)

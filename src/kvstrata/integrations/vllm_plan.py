@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvstrata.config_sources import over, read_environment, read_file
 from kvstrata.connector import GroupKind, KVGroup, SchedulerOffloadConfig
-from kvstrata.core.config import Config
+from kvstrata.core.config import Config, WritePolicy
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.namespace import Namespace
 from kvstrata.core.settings import optional, parse_count, parse_text
@@ -24,6 +24,7 @@ NULL_BLOCK_ID: Final = 0
 SEEDED_ALGORITHMS: Final = frozenset({"sha256", "sha256_cbor"})
 SAMPLE_BYTES: Final = 1 << 20
 WEIGHT_SUFFIXES: Final = frozenset({".safetensors", ".bin", ".pt", ".gguf"})
+WRITTEN_LATE: Final = frozenset({WritePolicy.ON_EVICT, WritePolicy.ON_REUSE})
 EXTRA: Final = "kv_connector_extra_config"
 OWN_SETTINGS: Final = ("config_file", "blocks_per_chunk", "match_tokens")
 ENGINE_SETTINGS: Final = ("chunk_bytes", "namespace", "num_ranks", "tokens_per_chunk")
@@ -127,6 +128,23 @@ def refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:  # noqa:
             "this model's cache blocks are zeroed before the connector is told; set it to 0",
         )
     _refuse_groups(kv_cache_config.kv_cache_groups)
+
+
+def unwise_settings(vllm_config: Any, config: Config) -> list[str]:  # noqa: ANN401
+    """Return a sentence for each setting that is allowed and hardly what an operator wants."""
+    found = []
+    if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
+        found.append(
+            'kv_load_failure_policy is "fail", so a failed load ends its request with an error; '
+            'set it to "recompute"'
+        )
+    late = [tier.name for tier in config.tiers if tier.write in WRITTEN_LATE]
+    if late and vllm_config.shutdown_timeout == 0:
+        found.append(
+            f"tier {late[0]!r} gets chunks when they leave host memory, and what is there when a "
+            "server stops is lost: vLLM kills its engine at once unless --shutdown-timeout is set"
+        )
+    return found
 
 
 def _refuse_groups(groups: Any) -> None:  # noqa: ANN401

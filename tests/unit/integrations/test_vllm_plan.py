@@ -14,6 +14,7 @@ from kvstrata.integrations.vllm_plan import (
     make_namespace,
     make_plan,
     model_fingerprint,
+    unwise_settings,
 )
 
 
@@ -73,6 +74,7 @@ def vllm_config(extra: dict[str, Any] | None = None, **changes: Any) -> SimpleNa
         },
         "kv_transfer_config": {
             "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": extra or {"primary": {"num_chunks": 4}},
         },
         "model_config": {
@@ -90,7 +92,11 @@ def vllm_config(extra: dict[str, Any] | None = None, **changes: Any) -> SimpleNa
         },
         "load_config": {"load_format": "auto"},
     }
-    single: dict[str, Any] = {"speculative_config": None, "use_v2_model_runner": False}
+    single: dict[str, Any] = {
+        "speculative_config": None,
+        "use_v2_model_runner": False,
+        "shutdown_timeout": 0,
+    }
     for name, value in changes.items():
         home = next((part for part in parts.values() if name in part), single)
         home[name] = value
@@ -251,3 +257,22 @@ def test_vector_units_tell_cpus_apart(tmp_path: Path) -> None:
     assert cpu_features(table).endswith("amx_tile avx2")
     table.write_text("flags : fpu avx2\n")
     assert cpu_features(table).endswith(" avx2")
+
+
+def unwise(write: str = "through", **changes: Any) -> list[str]:
+    tier = {"type": "fs", "root": "/kv", "max_bytes": "1GiB", "write": write}
+    config = vllm_config({"primary": {"num_chunks": 4}, "tiers": [tier]}, **changes)
+    return unwise_settings(config, make_plan(config, kv_config()).config)
+
+
+def test_a_load_failure_that_would_end_its_request_is_pointed_out() -> None:
+    assert unwise() == []
+    (text,) = unwise(kv_load_failure_policy="fail")
+    assert text.startswith("kv_load_failure_policy")
+
+
+@pytest.mark.parametrize("write", ["on_evict", "on_reuse"])
+def test_chunks_that_a_stopping_server_would_lose_are_pointed_out(write: str) -> None:
+    (text,) = unwise(write)
+    assert "--shutdown-timeout" in text
+    assert unwise(write, shutdown_timeout=30) == []
