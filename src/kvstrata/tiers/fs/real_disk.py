@@ -45,6 +45,15 @@ _SET_FLAGS: Final = 0x40086602
 _TOP_DIR: Final = 0x20000  # FS_TOPDIR_FL
 
 
+def _umask() -> int:
+    """Return the process's umask without changing it; all ones where the system does not tell."""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o777
+
+
 class RealDisk(Disk):
     """The operating system's files, with direct I/O and unnamed temporaries where it can."""
 
@@ -78,6 +87,7 @@ class RealDisk(Disk):
         self._may_fall_back = direct is DirectMode.AUTO
         self.uses_unnamed = os.path.isdir("/proc/self/fd")
         self._numbers = count()
+        self._umask = _umask()
         if not root.is_dir():
             root.mkdir(parents=True)
             root.chmod(DIR_MODE)
@@ -139,7 +149,8 @@ class RealDisk(Disk):
                 raise
             self._fall_back(error)
             return self.create(near)
-        os.fchmod(file.fd, FILE_MODE)  # whatever the umask
+        if self._umask & FILE_MODE:
+            os.fchmod(file.fd, FILE_MODE)  # whatever the umask
         return file
 
     @override

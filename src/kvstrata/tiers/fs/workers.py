@@ -124,18 +124,25 @@ class Workers:
             except Exception:
                 logger.exception("%s failed in a way that nobody expected", operation)
                 operation.fail()
-            self._done(number)
 
     def _take(self, number: int) -> Operation | None:
+        """Note that a thread has done its operation, if it had one, and wait for the next."""
         with self._condition:
+            done = self._running.pop(number, None)
+            has_stored = done is not None and done.lane >= Lane.STORE
+            self._num_stores -= has_stored
             while True:
                 for lane in Lane:
                     operation = self._next_of(lane)
-                    if operation is not None:
-                        self._running[number] = _Running(operation, self._clock.now_s(), lane)
-                        return operation
+                    if operation is None:
+                        continue
+                    self._running[number] = _Running(operation, self._clock.now_s(), lane)
+                    if has_stored and lane < Lane.STORE:
+                        self._condition.notify()  # a store may have waited, and this takes none
+                    return operation
                 if self._is_closing:
                     return None
+                has_stored = False
                 self._condition.wait()
 
     def _next_of(self, lane: Lane) -> Operation | None:
@@ -150,10 +157,3 @@ class Workers:
                 return operation
             queue.popleft()
         return None
-
-    def _done(self, number: int) -> None:
-        with self._condition:
-            running = self._running.pop(number)
-            if running.lane >= Lane.STORE:
-                self._num_stores -= 1
-                self._condition.notify()  # a store may have waited for this
