@@ -8,6 +8,7 @@ import pytest
 
 from kvstrata.tiers.fs import chunk_file
 from kvstrata.tiers.fs.chunk_file import ChunkName, new_page
+from kvstrata.tiers.fs.disk import Disk
 from tests.disks import HookedDisk, chunk_files
 from tests.fs_world import CHUNK_BYTES, FILE_BYTES, World, quick_dir
 
@@ -37,6 +38,14 @@ FIELDS = [
     4095,
 ]
 PAYLOAD = [4096, 4096 + CHUNK_BYTES // 2, 4096 + CHUNK_BYTES - 1]
+
+
+def put(disk: Disk, name: ChunkName, row: memoryview, page: memoryview) -> bool:
+    file = chunk_file.write(disk, name, row, page)
+    try:
+        return disk.publish(file, name.path)
+    finally:
+        disk.discard(file)
 
 
 @pytest.fixture
@@ -94,11 +103,11 @@ def test_a_put_that_stops_at_any_step_leaves_nothing(operation: str, unnamed: bo
         row, page = world.slots.row(0), new_page()
         disk.fail_with(errno.EIO, operation)
         with pytest.raises(OSError, match="injected"):
-            chunk_file.put(disk, name, row, page)
+            put(disk, name, row, page)
         assert [path for path in world.root.rglob("*") if path.is_file()] == []
         disk.heal()
-        assert chunk_file.put(disk, name, row, page)
-        assert not chunk_file.put(disk, name, row, page)
+        assert put(disk, name, row, page)
+        assert not put(disk, name, row, page)
         assert chunk_file.get(disk, name, world.slots.row(40), page).key == world.keys[0]
         assert world.slots[40] == world.slots[0]
         disk.close()

@@ -7,7 +7,7 @@ vectored call.
 
 import errno
 import mmap
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from kvstrata.core.keys import OffloadKey
@@ -37,7 +37,7 @@ def new_page() -> memoryview:
     return memoryview(mmap.mmap(-1, HEADER_BYTES))
 
 
-def put(
+def write(
     disk: Disk,
     name: ChunkName,
     row: memoryview,
@@ -45,9 +45,8 @@ def put(
     *,
     used_at_s: float = 0.0,
     expires_at_s: float = NEVER_S,
-    publish: Callable[[OpenFile, str], bool] | None = None,
-) -> bool:
-    """Write a chunk's file; it appears whole or not at all.
+) -> OpenFile:
+    """Write a chunk into a file that has not appeared: whole, or not at all.
 
     Args:
         disk: Where to.
@@ -56,17 +55,17 @@ def put(
         page: For the header, overwritten.
         used_at_s: Time of last use, seconds since 1970.
         expires_at_s: When it must be gone, seconds since 1970.
-        publish: Called instead of `disk.publish` to let the file appear.
 
     Returns:
-        False if the chunk was there already.
+        The open file, for `disk.publish` under `name.path`; in any case for `disk.discard`.
 
     Raises:
         OSError: It could not be written; nothing of it is left.
     """
     page[:] = encode_header(name.key, row[: name.chunk_bytes], name.namespace_digest, expires_at_s)
-    file = disk.create(name.path.rpartition("/")[0])
-    try:
+    with ExitStack() as undo:
+        file = disk.create(name.path.rpartition("/")[0])
+        undo.callback(disk.discard, file)
         num_bytes = disk.write(file, [page, row])
         if num_bytes != HEADER_BYTES + len(row):
             is_full = disk.free_bytes() < len(row)
@@ -75,9 +74,8 @@ def put(
                 f"{num_bytes} of {HEADER_BYTES + len(row)} bytes written",
             )
         disk.set_times(file, used_at_s, expires_at_s)
-        return (publish or disk.publish)(file, name.path)
-    finally:
-        disk.discard(file)
+        undo.pop_all()
+    return file
 
 
 def get(disk: Disk, name: ChunkName, row: memoryview, page: memoryview) -> ChunkHeader:

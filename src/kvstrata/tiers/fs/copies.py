@@ -1,6 +1,5 @@
 """Jobs as operations on threads: each chunk is settled one time, whatever its operation does."""
 
-import errno
 import logging
 import threading
 import time
@@ -17,7 +16,9 @@ from kvstrata.core.results import JobResult, LoadJob, StoreJob
 from kvstrata.core.stats import JobStats
 from kvstrata.core.tier import TierEnv
 from kvstrata.tiers.chunk_format import NEVER_S
+from kvstrata.tiers.fs.blockage import Blockage
 from kvstrata.tiers.fs.index import Write
+from kvstrata.tiers.fs.publisher import Publisher
 from kvstrata.tiers.fs.settings import FsSettings
 from kvstrata.tiers.fs.store import ChunkStore
 from kvstrata.tiers.fs.workers import Lane, Workers
@@ -29,7 +30,7 @@ logger = logging.getLogger("kvstrata.fs")
 NUM_GRANTED_MAX: Final = 32
 """Room is made for so many chunks at a time: few calls, and no long wait for the account."""
 
-_BLOCKING: Final = {errno.ENOSPC: "full", errno.EDQUOT: "full", errno.EROFS: "read_only"}
+_AMPLE_BYTES: Final = 2**62
 
 
 @dataclass(slots=True, eq=False)
@@ -118,8 +119,10 @@ class Copies:
         self._num_storing = 0
         self._storing: Counter[OffloadKey] = Counter()
         self._writes: set[_Store] = set()  # granted and not settled
-        self._blocked = ""
-        self._retry_at_s = 0.0
+        # What waits to appear holds room and can't be evicted: a small tier can bear little of it.
+        num_files_max = (settings.max_bytes or _AMPLE_BYTES) // store.chunks.file_bytes
+        self._publisher = Publisher(self._publish, min(NUM_GRANTED_MAX, num_files_max // 16))
+        self._blockage = Blockage(env.name, env.clock, settings.retry_s)
 
     # What the tier calls: none of it waits for the disk.
 
@@ -142,7 +145,7 @@ class Copies:
             num_storing = self._num_storing + len(job.keys)
             is_refused = (
                 self.is_hung
-                or self._is_blocked()
+                or bool(self._blockage)
                 or num_storing > self._settings.num_queued_chunks_max
             )
             if not is_refused:
@@ -209,6 +212,7 @@ class Copies:
             for store in stores:
                 store.fail()
         if self.is_hung:
+            self._fail_written()
             self._fail_queued()
         if self.is_hung and not overdue:
             self.is_hung = False
@@ -233,6 +237,7 @@ class Copies:
         """
         self._fail_queued()
         self.void_all()
+        self._fail_written()
         for operation in self._workers.overdue(0.0):
             if isinstance(operation, _Load | _Store | _Admit):
                 operation.fail()
@@ -241,7 +246,7 @@ class Copies:
         """Return counters, jobs in flight, and the state in a word."""
         with self._changed:
             jobs = self._book.snapshot(self._name, self._clock.now_s())
-            state = "hung" if self.is_hung else self._blocked or "ok"
+            state = "hung" if self.is_hung else self._blockage.state or "ok"
             return dict(self._book.counters), jobs, state
 
     # What operations call, on the tier's threads.
@@ -267,14 +272,14 @@ class Copies:
                 index = self._store.index
                 self._store.probe([s.key for s in admit.stores if index.get(s.key) is None])
             wanted += [each for each in admit.stores if self._is_wanted(each, admit.seq)]
-            num_granted = 0 if self._is_blocked() else self._store.sweep.grant(wanted)
+            num_granted = 0 if self._blockage else self._store.sweep.grant(wanted)
         except OSError as error:
-            self._note_error(error)
+            self._blockage.note_error(error)
             admit.fail()
             return
         may_be_taken = self._store.may_have_more()  # by what others are writing just now
         if wanted and not num_granted and not len(self._store.index) and not may_be_taken:
-            self._block("full", "no room and nothing to remove")
+            self._blockage.begin("full", "no room and nothing to remove")
         for each in wanted[num_granted:]:
             self.settle(each, Outcome.REFUSED)
         granted = wanted[:num_granted]
@@ -284,16 +289,27 @@ class Copies:
 
     def run_store(self, store: _Store, page: memoryview) -> None:
         """Write one chunk from its slot."""
-        outcome = Outcome.FAILED
         try:
-            if store.is_void or self._is_blocked():
+            if store.is_void or self._blockage:
                 self._store.sweep.release(store)
             else:
-                outcome = self._store.write(store, self._slots.row(store.slot), page)
-                self._unblock()
+                self._store.write(store, self._slots.row(store.slot), page)
         except OSError as error:
-            self._note_error(error)
-        self.settle(store, outcome)
+            self._blockage.note_error(error)
+        if store.file is None:
+            self.settle(store, Outcome.FAILED)
+        else:
+            self._publisher.publish(store)
+
+    def _publish(self, stores: list[_Store]) -> None:
+        """Let written chunks appear."""
+        for store, result in zip(stores, self._store.publish(stores), strict=True):
+            if isinstance(result, OSError):
+                self._blockage.note_error(result)
+                self.settle(store, Outcome.FAILED)
+            else:
+                self._blockage.end()
+                self.settle(store, result)
 
     def settle(self, copy: _Load | _Store, outcome: Outcome) -> None:
         """Note how a chunk ended; only the first time counts."""
@@ -361,6 +377,14 @@ class Copies:
             del self._storing[key]
             self._void_keys.pop(key, None)
 
+    def _fail_written(self) -> None:
+        """Fail what is written and waits to be published, maybe behind a call that hangs."""
+        with self._changed:
+            stores = [store for store in self._writes if store.file is not None]
+        self._store.index.void(stores)
+        for store in stores:
+            store.fail()
+
     def _fail_queued(self) -> None:
         """Fail what has not started; reservations are given back when a thread has time."""
         for operation in self._workers.take_queued(Lane.LOAD):
@@ -370,25 +394,3 @@ class Copies:
                 self._store.index.void([operation])
                 self._workers.submit(Lane.CHORE, iter([operation]))
             operation.fail()
-
-    def _is_blocked(self) -> bool:
-        return bool(self._blocked) and self._clock.now_s() < self._retry_at_s
-
-    def _note_error(self, error: OSError) -> None:
-        state = _BLOCKING.get(error.errno or 0)
-        if state is None:
-            logger.warning("%s: can't store: %s", self._name, error)
-        else:
-            self._block(state, str(error))
-
-    def _block(self, state: str, reason: str) -> None:
-        """Refuse stores until it is worth another try; say so the first time."""
-        self._retry_at_s = self._clock.now_s() + self._settings.retry_s
-        if self._blocked != state:
-            self._blocked = state
-            logger.warning("%s: %s, stores are refused: %s", self._name, state, reason)
-
-    def _unblock(self) -> None:
-        if self._blocked:
-            self._blocked = ""
-            logger.warning("%s: stores succeed again", self._name)

@@ -10,7 +10,7 @@ from itertools import islice
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_MAX
 from kvstrata.tiers.chunk_format import NEVER_S
-from kvstrata.tiers.fs.disk import FileStat
+from kvstrata.tiers.fs.disk import FileStat, OpenFile
 from kvstrata.tiers.recency import RecencyOrder, Trail
 
 _ANYBODY = Trail(PRIORITY_MAX)
@@ -26,13 +26,17 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """A chunk on its way to the disk. Void: it must not appear any more."""
+    """A chunk on its way to the disk. Void: it must not appear any more.
+
+    `file` is what it was written into, once that is complete.
+    """
 
     key: OffloadKey
     trail: Trail
     expires_at_s: float = NEVER_S
     is_reserved: bool = False  # its bytes are granted and not on disk yet
     is_void: bool = False
+    file: OpenFile | None = None
 
 
 class Index:

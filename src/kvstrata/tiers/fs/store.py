@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvstrata.core.errors import CorruptChunkError
@@ -12,7 +13,7 @@ from kvstrata.core.keys import OffloadKey
 from kvstrata.core.tier import TierEnv
 from kvstrata.tiers.fs import chunk_file
 from kvstrata.tiers.fs.chunk_file import ChunkName
-from kvstrata.tiers.fs.disk import Disk, OpenFile
+from kvstrata.tiers.fs.disk import Disk
 from kvstrata.tiers.fs.index import Index, Write
 from kvstrata.tiers.fs.journal import Journal
 from kvstrata.tiers.fs.layout import KEY_BYTES_MAX, ChunkDir
@@ -66,31 +67,42 @@ class ChunkStore:
         """Leave the root to others."""
         self.ledger.close()
 
-    def write(self, write: Write, row: memoryview, page: memoryview) -> Outcome:
-        """Write one chunk for which `sweep.grant` has reserved room.
+    def write(self, write: Write, row: memoryview, page: memoryview) -> None:
+        """Write one chunk for which `sweep.grant` has reserved room; `publish` comes next.
 
         Raises:
             OSError: It could not be written; nothing of it is left, nor reserved.
         """
-
-        def publish(file: OpenFile, path: str) -> bool:
-            return self.sweep.publish(write, lambda: self._disk.publish(file, path))
-
         try:
-            has_appeared = chunk_file.put(
+            write.file = chunk_file.write(
                 self._disk,
                 self._name_of(write.key),
                 row,
                 page,
                 used_at_s=self._env.clock.wall_s(),
                 expires_at_s=write.expires_at_s,
-                publish=publish,
             )
         finally:
-            self.sweep.release(write)
-        if write.is_void:
-            return Outcome.FAILED
-        return Outcome.ARRIVED if has_appeared else Outcome.PRESENT
+            if write.file is None:
+                self.sweep.release(write)
+
+    def publish(self, writes: Sequence[Write]) -> list[Outcome | OSError]:
+        """Let written chunks appear, unless they are void; return how each ended."""
+        results: Sequence[Outcome | OSError]
+        try:
+            results = self.sweep.publish(writes)
+        except OSError as error:  # the account can't be had
+            results = [error] * len(writes)
+            for write in writes:
+                with suppress(OSError):
+                    self.sweep.release(write)
+        for write in writes:
+            if write.file is not None:
+                self._disk.discard(write.file)
+        return [
+            Outcome.FAILED if write.is_void and not isinstance(result, OSError) else result
+            for write, result in zip(writes, results, strict=True)
+        ]
 
     def read(self, key: OffloadKey, row: memoryview, page: memoryview) -> Outcome:
         """Read one chunk into a row and verify it; what can't be used is removed.

@@ -2,7 +2,7 @@
 
 import logging
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -15,6 +15,7 @@ from kvstrata.tiers.fs.journal import Journal
 from kvstrata.tiers.fs.layout import ChunkDir
 from kvstrata.tiers.fs.ledger import LEDGER_BYTES, Ledger
 from kvstrata.tiers.fs.settings import FsSettings
+from kvstrata.tiers.jobs import Outcome
 from kvstrata.tiers.recency import Trail
 
 logger = logging.getLogger("kvstrata.fs")
@@ -89,27 +90,43 @@ class Sweep:
             with self._ledger.locked():
                 self._ledger.release(self._file_bytes)
 
-    def publish(self, write: Write, appear: Callable[[], bool]) -> bool:
-        """Let a written file appear, settle its reservation and make the chunk resident.
+    def publish(self, writes: Sequence[Write]) -> list[Outcome | OSError]:
+        """Let written files appear, settle their reservations and make the chunks resident.
 
-        Returns what `appear` does: False if the file was there already. A chunk that became void
-        meanwhile is removed at once.
+        Returns for each whether it has appeared, was there already, or why it could not. A chunk
+        that became void meanwhile is removed at once.
         """
+        results: list[Outcome | OSError] = []
         with self._ledger.locked():
-            has_appeared = appear()
-            write.is_reserved = False
-            if has_appeared:
-                self._ledger.settle(self._file_bytes)
-            else:
-                self._ledger.release(self._file_bytes)
-            is_new = self._index.get(write.key) is None
-            if self._index.add(write, self._clock.wall_s()):
-                self._journal.note_stored([write.key] if is_new else [])
-            elif has_appeared:
-                with self._ledger.removing() as removed:
-                    if self._disk.remove(self._chunks.path_of(write.key)):
-                        removed.append(self._file_bytes)
-            return has_appeared
+            for write in writes:
+                try:
+                    results.append(self._appear(write))
+                except OSError as error:
+                    results.append(error)
+            num_arrived = results.count(Outcome.ARRIVED)
+            if num_arrived:
+                self._ledger.settle(num_arrived * self._file_bytes)
+            if num_arrived < len(writes):
+                self._ledger.release((len(writes) - num_arrived) * self._file_bytes)
+            for write, result in zip(writes, results, strict=True):
+                write.is_reserved = False
+                if not isinstance(result, OSError):
+                    self._enter(write, result)
+        return results
+
+    def _appear(self, write: Write) -> Outcome:
+        assert write.file is not None
+        has_appeared = self._disk.publish(write.file, self._chunks.path_of(write.key))
+        return Outcome.ARRIVED if has_appeared else Outcome.PRESENT
+
+    def _enter(self, write: Write, result: Outcome) -> None:
+        is_new = self._index.get(write.key) is None
+        if self._index.add(write, self._clock.wall_s()):
+            self._journal.note_stored([write.key] if is_new else [])
+        elif result is Outcome.ARRIVED:
+            with self._ledger.removing() as removed:
+                if self._disk.remove(self._chunks.path_of(write.key)):
+                    removed.append(self._file_bytes)
 
     def remove(
         self, keys: Sequence[OffloadKey], reason: RemovalReason, leaving: Iterable[OffloadKey] = ()

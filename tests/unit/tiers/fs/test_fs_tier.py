@@ -521,6 +521,20 @@ def test_a_slot_stays_its_jobs_until_the_late_read_is_over(world: World) -> None
     assert world.slots.row(40) == poisoned
 
 
+def test_stores_that_wait_behind_a_hung_one_to_appear_end_with_it(world: World) -> None:
+    tier = world.open(max_bytes=cap(64), num_threads=2, io_deadline_s=5.0)
+    with world.disk.held("publish"):
+        tier.submit_store(StoreJob(JobId(100), world.keys[:3], [0, 1, 2]))
+        while world.disk.calls["set_times"] < 3:  # two are left to the thread that is held
+            pause()
+        world.clock.advance(6.0)
+        assert wait_for(tier, 100)[100].failed == set(world.keys[:3])
+    world.settle()
+    assert world.hits(0, 1, 2) == set()
+    assert chunk_files(world.root) == []
+    world.tier.check()
+
+
 def test_a_hung_store_ends_at_its_deadline_and_never_appears(world: World) -> None:
     tier = world.open(io_deadline_s=5.0)
     with world.disk.held("write"):
