@@ -186,6 +186,8 @@ class FaultProxy:
             upstream.sendall(_one_shot(head) + body)
             reader = upstream.makefile("rb")
             answer_head = _read_head(reader)
+            if not answer_head:
+                raise ConnectionResetError("the server has closed the connection")
             status = int(answer_head.split(b" ", 2)[1])
             if head.startswith(b"HEAD ") or status in _NO_BODY:
                 return _kept_alive(answer_head), b""
