@@ -76,6 +76,18 @@ def as_modelled(
     return replace(config, tiers=tuple(tiers))
 
 
+def _in_order(config: Config) -> Config:
+    """Let real files be written one after the other, unless settings say how many threads do.
+
+    Otherwise the order of a request's chunks, and with it what leaves first, is left to chance.
+    """
+    tiers = list(config.tiers)
+    for index, tier in enumerate(tiers):
+        if tier.type == "fs":
+            tiers[index] = replace(tier, settings={"num_threads": 1, **tier.settings})
+    return replace(config, tiers=tuple(tiers))
+
+
 def is_modelled(tier: TierConfig) -> bool:
     """Say whether a tier of the settings moves no bytes."""
     return tier.type in {MODELLED, _MODELLED_CLASS}
@@ -100,8 +112,7 @@ class TieredReplay:
         self._chunk_bytes = chunk_bytes
         self._skips = partial is Partial.SKIP
         self._is_real = not all(map(is_modelled, config.tiers))
-        if not self._is_real:
-            config = as_modelled(config, chunk_bytes)
+        config = _in_order(config) if self._is_real else as_modelled(config, chunk_bytes)
         self._config = replace(config, tokens_per_chunk=trace.tokens_per_chunk)
         self.num_chunks = num_primary_chunks(self._config, chunk_bytes)
         self._clock = VirtualClock()

@@ -58,7 +58,7 @@ def test_modelled_and_real_tiers_agree_on_hits_evictions_and_bytes(
 ) -> None:
     limits: dict[str, Any] = {"max_chunks": 12}
     if kind == "fs":
-        limits = {"root": str(tmp_path), "max_bytes": 4096 + 12 * 8192, "num_threads": 1}
+        limits = {"root": str(tmp_path), "max_bytes": 4096 + 12 * 8192}
     config = settings({"type": kind, "write": write, **limits}, policy)
     trace = RandomTrace(seed=len(policy))
     real = counts(replay_config(trace, config, CHUNK_BYTES))
