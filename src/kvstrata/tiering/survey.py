@@ -24,7 +24,8 @@ class Survey:
     Attributes:
         found: Chunks to fetch, in order, as stretches from one tier each.
         num_pending: Chunks that are on their way up already.
-        num_unknown: Chunks that a tier is still looking for.
+        num_unknown: Chunks that a tier is still looking for, and those behind one: they must not
+            take the last slots, which it will need.
         is_cut: There may be more behind them that no tier was asked for.
     """
 
@@ -126,14 +127,18 @@ def _add_absent(absent: list[OffloadKey], result: Survey, view: RequestView) -> 
     if not answers:
         return 0
     first = answers.get(absent[0])
-    if first is not None and list(answers.values()).count(first) == len(absent):
+    if (
+        first is not None
+        and not result.num_unknown
+        and list(answers.values()).count(first) == len(absent)
+    ):
         result.found.append((first, absent))
         return len(absent)
     for i, key in enumerate(absent):
         if key not in answers:
             return i
         handle = answers[key]
-        if handle is None:
+        if handle is None or result.num_unknown:
             result.num_unknown += 1
         else:
             result.add(handle, key)

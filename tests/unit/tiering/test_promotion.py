@@ -616,3 +616,19 @@ def test_a_piece_of_a_very_long_prefix_is_not_taken_for_all_there_is() -> None:
     world.put_below("a", keys)
     assert world.lookup(keys, world.request("r")) is None
     assert world.lookup(keys[NUM_ASKED_MAX:], world.request("short")) == 0
+
+
+def test_chunks_behind_one_that_a_tier_still_looks_for_do_not_take_its_slot() -> None:
+    world = World(num_slots=2)
+    world.put_below("a", ABCD)
+    backend, ctx = world.backends["a"], world.request("r")
+    backend.hold_lookups, backend.lie = True, set(ABCD[1:])  # only the first is not known yet
+    assert world.lookup(ABCD, ctx) is None
+    world.step()
+    assert world.loads() == []
+    backend.hold_lookups, backend.lie = False, set()
+    assert world.lookup(ABCD, ctx) is None
+    world.step()
+    world.step()
+    assert world.lookup(ABCD, ctx) == 2
+    assert [list(job.keys) for job in world.loads()] == [ABCD[:2]]
