@@ -21,9 +21,6 @@ from kvstrata.core.results import LookupResult
 from kvstrata.core.stats import Stats
 
 POLL_S: Final = 0.001
-MORE_WAIT_S: Final = 0.05
-"""After a chunk has come the next one is waited for so long, or as long as the first one took."""
-
 NOTHING_NEW: Final = ScheduleEndContext((), ())
 
 
@@ -139,7 +136,14 @@ class KVStore:
     ) -> int:
         """Load as much as is there at one time: all of it, unless the primary is too small."""
         manager, ctx = self._manager, self._begin(hints)
-        count = self._wait_for_some(keys, ctx)
+        deadline_s = time.monotonic() + self._max_wait_s
+        count = manager.lookup(keys, ctx)
+        while not count and time.monotonic() < deadline_s:
+            if count == 0 and not manager.has_pending_work():
+                break  # otherwise slots may come free that a fetch needs
+            self._step_and_sleep()
+            count = manager.lookup(keys, ctx)
+        count = count or 0
         if count:
             manager.touch(keys, ctx)
             found = keys[:count]
@@ -150,28 +154,6 @@ class KVStore:
         manager.on_request_finished(ctx)
         self._step()
         return count
-
-    def _wait_for_some(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> int:
-        """Return how many chunks can be loaded, once more are not to be expected soon.
-
-        What a tier fetches arrives bit by bit and is the request's until it ends. So it does not
-        end with the first bit: the rest would be thrown out for others, and fetched again.
-        """
-        manager, begun_s = self._manager, time.monotonic()
-        count = manager.lookup(keys, ctx)
-        has_work = manager.has_pending_work()
-        grown_s, patience_s = begun_s, MORE_WAIT_S if count else self._max_wait_s
-        while count is None or (count < len(keys) and has_work):
-            now_s = time.monotonic()
-            if now_s - grown_s >= patience_s or now_s - begun_s >= self._max_wait_s:
-                break
-            self._step_and_sleep()
-            has_work = manager.has_pending_work()
-            before, count = count, manager.lookup(keys, ctx)
-            if count and count > (before or 0):
-                grown_s = time.monotonic()
-                patience_s = max(MORE_WAIT_S, grown_s - begun_s)
-        return count or 0
 
     def contains(
         self, keys: Sequence[OffloadKey], hints: Mapping[str, Any] | None = None

@@ -158,7 +158,7 @@ class VictimWalk:
     def best(self) -> tuple[float, Run] | None:
         """Return the least worthy run that may leave, and what it is worth."""
         if self._unseen:
-            self._find_fronts(list(self._unseen))
+            self._find_fronts(self._unseen)
             self._unseen = ()
         if not self._fronts:
             return None

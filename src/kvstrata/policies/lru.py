@@ -57,8 +57,7 @@ class LruPolicy(EvictionPolicy):
         run = self._queue.oldest
         while run is not None and count:
             if run.owner is None and not run.num_holds and run not in kept:
-                num_chunks = len(run.keys)
-                num_chunks = min(num_chunks, count)
+                num_chunks = min(len(run.keys), count)
                 victims.append((run, num_chunks))
                 count -= num_chunks
             run = run.younger

@@ -71,7 +71,7 @@ class ReuseCurves:
     A sample is one chunk at one use. It counts in an age bin once that bin lies in the past,
     whether or not the chunk is still stored, so chunks that were evicted, refused or never used
     again are not lost. Samples in flight are bounded: when there are too many, only every second
-    request is sampled, or every fourth, and so on. So are marks: the oldest are dropped.
+    request is sampled, or every fourth, and so on. So are marks: the oldest ends of requests go.
     """
 
     def __init__(self, capacity: int, num_groups: int = 1, num_kinds: int = 1) -> None:

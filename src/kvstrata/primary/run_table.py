@@ -61,6 +61,10 @@ class RunTable:
         """Slots that hold nothing."""
         return len(self._free)
 
+    def free_slots(self) -> set[int]:
+        """Return the slots that hold nothing."""
+        return set(self._free)
+
     def __len__(self) -> int:
         """Return the number of keys."""
         return len(self._run_of)

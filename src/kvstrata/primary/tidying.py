@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -106,15 +107,9 @@ class TidyOffloadingManager(DelegatingManager):
             self._store.num_expired += len(gone)
 
     def _zero_freed(self, zeroed: set[int]) -> None:
-        table = self._store.table
-        if not table.num_free:
-            zeroed.clear()
-            return
-        here, dropped = table.all_runs()
-        in_use = {slot for run in (*here, *dropped) for slot in run.slots}
-        zeroed -= in_use
+        free = self._store.table.free_slots()
+        zeroed &= free
         num_max = max(1, ZEROED_BYTES_MAX // self.slots.chunk_bytes)
-        stale = [s for s in range(table.num_slots) if s not in in_use and s not in zeroed]
-        for slot in stale[:num_max]:
+        for slot in list(islice(free - zeroed, num_max)):
             np.frombuffer(self.slots.row(slot), np.uint8).fill(0)
             zeroed.add(slot)
