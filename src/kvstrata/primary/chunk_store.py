@@ -77,6 +77,9 @@ class ChunkStore:
     def access(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> None:
         """Note that a request uses these chunks, in prefix order, resident or not."""
         runs = self.table.resident_runs(keys)
+        if len(runs) > 1 and len(set(keys)) < len(keys):
+            keys = list(dict.fromkeys(keys))
+            runs = self.table.resident_runs(keys)
         trail.runs, trail.prefix = runs, keys
         self.policy.access(trail, keys, runs, self.clock.now_s())
 

@@ -3,6 +3,7 @@
 import pytest
 
 from kvstrata.core.errors import ContractError
+from kvstrata.core.keys import OffloadKey
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.core.request import ReqContext
 from kvstrata.core.results import LookupResult
@@ -135,6 +136,21 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         assert manager.get_stats()["num_pinned"] == 0
         finish(manager, ctx)
         assert_idle(manager)
+
+    @pytest.mark.parametrize("keys", [[A, A], [A, AB, A], [A, AB, A, AB, AB]])
+    def test_repeated_keys_are_held_once_after_a_touch_that_repeats_them(
+        self, manager: OffloadingManager, keys: list[OffloadKey]
+    ) -> None:
+        ctx = start(manager, "r")
+        store(manager, [A, AB], ctx)
+        num_free = manager.get_stats()["num_free"]
+        manager.touch(keys, ctx)
+        verify(manager, keys, manager.prepare_load(keys, ctx).slots)
+        manager.reset_cache()
+        distinct = list(dict.fromkeys(keys))
+        assert manager.get_stats()["num_free"] == num_free + 2 - len(distinct)
+        manager.complete_load(distinct, ctx)
+        assert manager.get_stats()["num_free"] == num_free + 2
 
     def test_a_chunk_loaded_twice_is_pinned_until_both_loads_end(
         self, manager: OffloadingManager
