@@ -12,6 +12,8 @@ from kvstrata.policies.reuse_curve import EDGES_S
 
 USES_MAX: Final = 10  # counted no further
 
+_next_use = count(1).__next__  # never the same in two queues: a run may move from one to another
+
 
 class Standing:
     """What the policy knows of a run: `run.state` while it is tracked.
@@ -45,7 +47,6 @@ class ClassQueues:
         self.heaps: defaultdict[int, list[tuple[int, int, Run]]] = defaultdict(list)
         self.tracked: set[Run] = set()
         self._num_entries = 0
-        self._seq = 0
         self._next_entry = count().__next__
 
     def add(self, run: Run, uses: int, class_idx: int) -> None:
@@ -64,8 +65,7 @@ class ClassQueues:
 
     def use(self, run: Run, standing: Standing, class_idx: int) -> None:
         """Make a run the most recently used one, of this class."""
-        self._seq += 1
-        standing.seq, standing.class_idx = self._seq, class_idx
+        standing.seq, standing.class_idx = _next_use(), class_idx
         if not run.num_children:
             self.push(run, standing)
             if self._num_entries > 3 * len(self.tracked) // 2 + 64:
