@@ -206,6 +206,7 @@ class ChunkStore:
         if (
             head is not None
             and head.keys
+            and not head.is_dropped
             and run.parent is head
             and head.num_children == 1
             and not (run.num_children or run.num_holds or head.num_holds)

@@ -323,13 +323,16 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         finish(manager, first)
         assert_idle(manager)
 
+    @pytest.mark.parametrize("read", [[], [A]])
     def test_a_chunk_whose_head_was_deleted_is_stored_all_the_same(
-        self, manager: OffloadingManager
+        self, manager: OffloadingManager, read: list[OffloadKey]
     ) -> None:
-        ctx = start(manager, "r")
+        ctx, reader = start(manager, "r"), start(manager, "reader")
         begin_store(manager, ABC, ctx)
         manager.complete_store([A], ctx)
+        manager.prepare_load(read, reader)  # the slot stays taken until that ends
         manager.delete([A], ctx)
+        manager.complete_load(read, reader)
         manager.complete_store(ABC[1:], ctx)
         end_step(manager)
         assert [is_hit(manager, key, ctx) for key in ABC] == [False, True, True]
