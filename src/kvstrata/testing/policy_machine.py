@@ -27,7 +27,8 @@ class _Request:
         self.trail = RequestTrail()
         self.trail.priority = priority
         self.known: Sequence[OffloadKey] = ()  # accessed so far
-        self.has_lost = False  # one of its chunks left since then
+        self.kept: set[OffloadKey] = set()  # accessed last, and stored since then
+        self.has_lost = False  # one of its chunks left since then, or is missing among them
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -61,7 +62,10 @@ class PolicyMachine(RuleBasedStateMachine):
         keys = request.prompt[:num_keys]
         self.driver.access(request.trail, keys, self.now_s)
         request.known = max(request.known, keys, key=len)
-        request.has_lost = request.has_lost and len(keys) < len(request.known)
+        request.kept = set(keys)
+        are_here = [key in self.driver.keys for key in keys]
+        has_gap = are_here != sorted(are_here, reverse=True)
+        request.has_lost = has_gap or (request.has_lost and len(keys) < len(request.known))
         for key in keys:
             self.users[key].add(request)
 
@@ -74,7 +78,7 @@ class PolicyMachine(RuleBasedStateMachine):
         if not keys:
             return
         held = self.driver.hold(busy)
-        used = {key for key in request.known if request in self.users[key]}
+        used = {key for key in request.kept if request in self.users[key]}
         own = used if not request.has_lost else set()
         num_free, edges = self.driver.num_free, self._edges()
         num_admitted, left, admission = self.driver.offer(request.trail, keys, self.now_s)
@@ -88,6 +92,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self._note_loss(left)
         for key in keys[:num_admitted]:
             self.users[key] = {request}
+            request.kept.add(key)
 
     @rule(count=st.integers(0, 6), busy=busy_keys)
     def choose(self, count: int, busy: set[OffloadKey]) -> None:
