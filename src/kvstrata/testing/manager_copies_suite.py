@@ -323,6 +323,37 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         finish(manager, first)
         assert_idle(manager)
 
+    def test_a_load_ends_by_its_keys_before_older_ones_that_share_some(
+        self, manager: OffloadingManager
+    ) -> None:
+        ctx, other = start(manager, "r"), start(manager, "other")
+        store(manager, [A], other)
+        old = manager.prepare_load([A], ctx)
+        manager.delete([A], other)
+        store(manager, [A, AB], other)
+        manager.prepare_load([A, AB], ctx)
+        manager.complete_load([AB, A], ctx)
+        self.flood(manager, "0123456789")
+        verify(manager, [A], old.slots)
+        manager.complete_load([A], ctx)
+        finish(manager, ctx)
+
+    def test_a_load_that_ended_leaves_an_older_one_whole(self, manager: OffloadingManager) -> None:
+        ctx, other = start(manager, "r"), start(manager, "other")
+        store(manager, [A, AB], other)
+        manager.prepare_load([A, AB], ctx)
+        manager.prepare_load([A], ctx)
+        manager.complete_load([A], ctx)
+        manager.delete([A], other)
+        store(manager, [A], other)
+        new = manager.prepare_load([A, AB], ctx)
+        manager.complete_load([A, AB], ctx)
+        manager.delete([A], other)
+        self.flood(manager, "0123456789")
+        verify(manager, [A, AB], new.slots)
+        manager.complete_load([A, AB], ctx)
+        finish(manager, ctx)
+
     @pytest.mark.parametrize("read", [[], [A]])
     def test_a_chunk_whose_head_was_deleted_is_stored_all_the_same(
         self, manager: OffloadingManager, read: list[OffloadKey]
