@@ -33,8 +33,23 @@ class _Request:
     def __init__(self, name: str) -> None:
         self.ctx = ReqContext(name)
         self.is_live = False
-        self.loads: list[Copy] = []  # open, the oldest first
+        self.loads: list[dict[OffloadKey, int]] = []  # open, each with its slots, the oldest first
         self.stores: list[Copy] = []
+
+    def loading(self) -> list[Copy]:
+        """Return every chunk that it loads, once for each load."""
+        return [copy for load in self.loads for copy in load.items()]
+
+    def end_load(self, keys: Collection[OffloadKey]) -> None:
+        """End the load of exactly these keys, otherwise of each key the oldest one."""
+        done = next((load for load in self.loads if load.keys() == set(keys)), None)
+        if done is not None:
+            self.loads.remove(done)
+            return
+        for key in set(keys):
+            oldest = next((load for load in self.loads if key in load), {})
+            oldest.pop(key, None)
+        self.loads = [load for load in self.loads if load]
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -99,15 +114,15 @@ class ManagerMachine(RuleBasedStateMachine):
         with self._legal_if(self.resident.issuperset(keys)):
             spec = self.manager.prepare_load(keys, request.ctx)
             assert list(spec.slots) == [self.slot_of[key] for key in keys]
-            request.loads += dict(zip(keys, spec.slots, strict=True)).items()
+            request.loads.append(dict(zip(keys, spec.slots, strict=True)))
 
     @rule(number=requests, keys=some_keys, failed=few_keys)
     def complete_load(self, number: int, keys: list[OffloadKey], failed: set[OffloadKey]) -> None:
         """Settle loads, perhaps some that are not open."""
         request = self.known[number]
-        with self._legal_if(self._may_settle(request, request.loads, keys)):
+        with self._legal_if(self._may_settle(request, request.loading(), keys)):
             self.manager.complete_load(keys, request.ctx, failed & set(keys))
-            _settle(request.loads, keys)
+            request.end_load(keys)
 
     @rule(number=requests, keys=some_keys)
     def prepare_store(self, number: int, keys: list[OffloadKey]) -> None:
@@ -160,7 +175,8 @@ class ManagerMachine(RuleBasedStateMachine):
         """Settle what a request has open, as engines do nearly always."""
         request = self.known[number]
         self.complete_store(number, [key for key, _ in request.stores], failed)
-        self.complete_load(number, [key for key, _ in request.loads], failed)
+        for load in list(request.loads):
+            self.complete_load(number, list(load), failed)
 
     @rule(keys=few_keys, number=requests)
     def delete(self, keys: set[OffloadKey], number: int) -> None:
@@ -193,7 +209,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if check is not None:
             check()
         for request in self.known:
-            for key, slot in request.loads:
+            for key, slot in request.loading():
                 assert self.manager.slots[slot] == pattern(key, CHUNK_BYTES), (
                     "a load's slot changed"
                 )
@@ -224,7 +240,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def _copies(self) -> Iterable[Copy]:
         for request in self.known:
-            yield from request.loads
+            yield from request.loading()
             yield from request.stores
 
     def _num_free(self) -> int:
@@ -250,7 +266,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.resident.issuperset(gone), "removed without having been there"
             self.resident.difference_update(gone)
             stored.difference_update(gone)
-            read = {slot for request in self.known for _, slot in request.loads}
+            read = {slot for request in self.known for _, slot in request.loading()}
             for key in gone:
                 if self.slot_of[key] not in read:
                     poison(self.manager.slots[self.slot_of[key]])
