@@ -155,7 +155,8 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def _note_loss(self, keys: Sequence[OffloadKey]) -> None:
         for request in self.requests:
-            request.has_lost = request.has_lost or not set(keys).isdisjoint(request.known)
+            own = request.kept.union(request.known)
+            request.has_lost = request.has_lost or not own.isdisjoint(keys)
 
     def _check_order(
         self,
