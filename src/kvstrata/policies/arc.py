@@ -228,7 +228,7 @@ class ArcPolicy(EvictionPolicy):
             num_ghosts = ghosts.pull(found, num_admitted)
         turn.place = _OFTEN if 2 * num_ghosts > num_admitted else _ONCE
         self._trim(num_admitted - num_ghosts)
-        return Admission(num_admitted, victims)
+        return num_admitted, victims, False
 
     def _trim(self, num_new: int) -> None:
         """Keep tracked chunks, so many new ones, and ghosts within twice the capacity."""

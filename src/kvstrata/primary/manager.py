@@ -251,15 +251,15 @@ class CPUOffloadingManager(OffloadingManager):
         runs, unknown = self.store.written_by(state, keys)
         if unknown:
             self._refuse_unknown(state, unknown, "storing")
-        settled = self.store.settle(runs, failed, state.trail)
-        state.num_storing -= settled.num_settled
+        _, stored, lost, num_settled = self.store.settle(runs, failed, state.trail)
+        state.num_storing -= num_settled
         if state.protected is not None:  # preempted meanwhile: what just arrived is kept as well
             self._protection.protect(state, self.store.clock.now_s())
-        self._counters.stored_chunks += len(settled.stored)
-        self._counters.failed_store_chunks += len(settled.failed)
+        self._counters.stored_chunks += len(stored)
+        self._counters.failed_store_chunks += len(lost)
         if not state.is_live:
             self.requests.drop_if_done(state)
-        return settled.stored
+        return stored
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:
