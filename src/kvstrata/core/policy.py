@@ -17,7 +17,8 @@ class Run:
         keys: Its chunks in prefix order, at least one while it is tracked. Read only for policies.
         slots: Where they are; `slots[i]` holds `keys[i]`.
         owner: Who is writing the chunks; None when they can be loaded.
-        num_holds: How many copies, in or out, and protections forbid that it leaves.
+        num_holds: How many copies, in or out, and protections forbid that it leaves; at least 1
+            while there is an owner.
         parent: The run that continues into this one, where there was one when it was stored.
         num_children: How many tracked runs have this one as parent.
         priority: Eviction class, 0 to 100.

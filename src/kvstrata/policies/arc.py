@@ -284,7 +284,7 @@ class ArcPolicy(EvictionPolicy):
         victims: list[Victim] = []
         run, num_left = self._lists[place].oldest, count
         while num_left and run is not None:
-            if not run.num_holds and run.owner is None and run not in kept:
+            if not run.num_holds and run not in kept:
                 num_taken = min(num_left, len(run.keys))
                 victims.append((run, num_taken))
                 num_left -= num_taken

@@ -56,7 +56,7 @@ class LruPolicy(EvictionPolicy):
         victims = []
         run = self._queue.oldest
         while run is not None and count:
-            if run.owner is None and not run.num_holds and run not in kept:
+            if not run.num_holds and run not in kept:
                 num_chunks = min(len(run.keys), count)
                 victims.append((run, num_chunks))
                 count -= num_chunks

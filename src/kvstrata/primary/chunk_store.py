@@ -225,12 +225,14 @@ class ChunkStore:
         if trail is not None:
             used, at, num_keys = [], 0, len(keys)
             for run in trail.runs:
-                end = at + len(run.keys)
-                is_usable = run.owner is None and not run.is_dropped
-                if at == num_keys or keys[at:end] != run.keys or not is_usable:
+                run_keys = run.keys
+                end = at + len(run_keys)
+                if keys[at:end] != run_keys or run.owner is not None or run.is_dropped:
                     break
                 used.append(run)
                 at = end
+                if at == num_keys:
+                    break
             if at == num_keys:
                 return self.table.hold(used, keys)
         runs = self.table.resident_runs(keys)
