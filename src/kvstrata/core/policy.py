@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_DEFAULT, SessionHint
@@ -18,7 +17,8 @@ class Run:
         keys: Its chunks in prefix order, at least one while it is tracked. Read only for policies.
         slots: Where they are; `slots[i]` holds `keys[i]`.
         owner: Who is writing the chunks; None when they can be loaded.
-        num_holds: How many copies, in or out, and protections forbid that it leaves.
+        num_holds: How many copies, in or out, and protections forbid that it leaves; at least 1
+            while there is an owner.
         parent: The run that continues into this one, where there was one when it was stored.
         num_children: How many tracked runs have this one as parent.
         priority: Eviction class, 0 to 100.
@@ -91,6 +91,22 @@ class RunQueue:
         else:
             younger.older = run
 
+    def make_youngest(self, run: Run) -> None:
+        """Move a run of this queue to the young end."""
+        younger = run.younger
+        if younger is None:
+            return  # it is there
+        older = run.older
+        younger.older = older
+        if older is None:
+            self.oldest = younger
+        else:
+            older.younger = younger
+        youngest = self.youngest
+        assert youngest is not None
+        youngest.younger = self.youngest = run
+        run.older, run.younger = youngest, None
+
     def remove(self, run: Run) -> None:
         """Take a run out of this queue."""
         older, younger = run.older, run.younger
@@ -120,17 +136,12 @@ Victim = tuple[Run, int]
 """The last so many chunks of a run leave; all of them where that is its length."""
 
 
-@dataclass(slots=True)
-class Admission:
-    """How many of the offered keys, counted from the first, may be stored, and who leaves.
+Admission = tuple[int, Sequence[Victim], bool]
+"""How many of the offered keys, counted from the first, may be stored; victims; whether it refuses.
 
-    The policy has already forgotten victims that leave as a whole; the caller must drop them all.
-    `is_refusal`: the policy would rather not store the rest; otherwise it only found no victim.
-    """
-
-    num_admitted: int
-    victims: Sequence[Victim]
-    is_refusal: bool = False
+The policy has already forgotten victims that leave as a whole; the caller must drop them all.
+Refusal: the policy would rather not store the rest; otherwise it only found no victim.
+"""
 
 
 class RequestTrail:
@@ -222,8 +233,8 @@ class EvictionPolicy(ABC):
             now_s: As for `access`.
 
         Returns:
-            `num_admitted` is at most `num_free` plus the victims' chunks; the caller will `insert`
-            the admitted ones at once. Fewer than `len(keys)` where the policy refuses the rest or
+            At most `num_free` plus the victims' chunks are admitted; the caller will `insert` them
+            at once. Fewer than `len(keys)` where the policy refuses the rest or
             finds no victim for it.
         """
 

@@ -228,7 +228,7 @@ class ArcPolicy(EvictionPolicy):
             num_ghosts = ghosts.pull(found, num_admitted)
         turn.place = _OFTEN if 2 * num_ghosts > num_admitted else _ONCE
         self._trim(num_admitted - num_ghosts)
-        return Admission(num_admitted, victims)
+        return num_admitted, victims, False
 
     def _trim(self, num_new: int) -> None:
         """Keep tracked chunks, so many new ones, and ghosts within twice the capacity."""
@@ -284,7 +284,7 @@ class ArcPolicy(EvictionPolicy):
         victims: list[Victim] = []
         run, num_left = self._lists[place].oldest, count
         while num_left and run is not None:
-            if not run.num_holds and run.owner is None and run not in kept:
+            if not run.num_holds and run not in kept:
                 num_taken = min(num_left, len(run.keys))
                 victims.append((run, num_taken))
                 num_left -= num_taken

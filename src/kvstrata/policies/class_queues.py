@@ -182,7 +182,7 @@ class VictimWalk:
                     or (aside and run in aside)
                 ):
                     self._queues.pop(class_idx)
-                elif run.num_holds or run.owner is not None or run in kept:
+                elif run.num_holds or run in kept:
                     aside.add(run)
                     self._queues.pop(class_idx)
                 else:

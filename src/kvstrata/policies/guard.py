@@ -70,11 +70,11 @@ class GuardPolicy(LruPolicy):
         if not isinstance(turn, _Turn):
             turn = trail.state = _Turn()
         if not num_free and turn.refused is not None and turn.refused not in keys:
-            return Admission(0, (), is_refusal=True)  # of no use without the one before
+            return 0, (), True  # of no use without the one before
         turn.refused = None
         num_missing = len(keys) - num_free
         if num_missing <= 0:
-            return Admission(len(keys), ())
+            return len(keys), (), False
         victims, num_found, is_refusal = [], 0, False
         for run, count in self._choose(num_missing, trail.runs)[0]:
             if now_s - run.used_s < self._idle_min_for(trail.session):
@@ -86,7 +86,7 @@ class GuardPolicy(LruPolicy):
                 self._queue.remove(run)
         num_admitted = num_free + num_found
         turn.refused = keys[num_admitted] if is_refusal else None
-        return Admission(num_admitted, victims, is_refusal)
+        return num_admitted, victims, is_refusal
 
     def _idle_min_for(self, session: SessionHint | None) -> float:
         match session:

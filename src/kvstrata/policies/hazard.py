@@ -154,7 +154,7 @@ class HazardPolicy(EvictionPolicy):
         if not isinstance(turn, _Turn):
             turn = trail.state = _Turn(now_s)
         if not num_free and turn.refused is not None and turn.refused not in keys:
-            return Admission(0, (), is_refusal=True)  # of no use without the one before
+            return 0, (), True  # of no use without the one before
         walk = VictimWalk(self._queues, self._value.rates, now_s, trail.runs)
         num_admitted, num_left, is_refusal = 0, num_free, False
         for start, end, uses in self._uses_of(turn, keys):
@@ -177,7 +177,7 @@ class HazardPolicy(EvictionPolicy):
             if count == len(run.keys):
                 self._queues.forget(run)
         walk.end()
-        return Admission(num_admitted, victims, is_refusal)
+        return num_admitted, victims, is_refusal
 
     def _make_room(self, walk: VictimWalk, class_idx: int, count: int) -> tuple[int, bool]:
         """Take victims that are worth less than a new chunk of this class.

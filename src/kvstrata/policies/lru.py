@@ -33,10 +33,9 @@ class LruPolicy(EvictionPolicy):
         self._make_youngest(runs)
 
     def _make_youngest(self, runs: Sequence[Run]) -> None:
-        queue = self._queue
+        make_youngest = self._queue.make_youngest
         for run in reversed(runs):
-            queue.remove(run)
-            queue.add_youngest(run)
+            make_youngest(run)
 
     @override
     def admit(
@@ -44,19 +43,20 @@ class LruPolicy(EvictionPolicy):
     ) -> Admission:
         num_missing = len(keys) - num_free
         if num_missing <= 0:
-            return Admission(len(keys), ())
+            return len(keys), (), False
         victims, num_missing = self._choose(num_missing, trail.runs)
+        remove = self._queue.remove
         for run, count in victims:
             if count == len(run.keys):
-                self._queue.remove(run)
-        return Admission(len(keys) - num_missing, victims)
+                remove(run)
+        return len(keys) - num_missing, victims, False
 
     def _choose(self, count: int, kept: Sequence[Run]) -> tuple[list[Victim], int]:
         """Name the oldest chunks that may leave; return how many of `count` are missing, too."""
         victims = []
         run = self._queue.oldest
         while run is not None and count:
-            if run.owner is None and not run.num_holds and run not in kept:
+            if not run.num_holds and run not in kept:
                 num_chunks = min(len(run.keys), count)
                 victims.append((run, num_chunks))
                 count -= num_chunks

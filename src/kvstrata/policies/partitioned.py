@@ -117,19 +117,18 @@ class PartitionedPolicy(EvictionPolicy):
         num_free += _num_chunks(taken)
         own_part = self._part(pool, priority)
         answer = own_part.admit(trail, keys[: max(0, num_wanted)], num_free, now_s)
-        for run, count in answer.victims:
+        num_admitted, own_victims, is_refusal = answer
+        for run, count in own_victims:
             self._count(run, -count)
-        victims = [*taken, *answer.victims]
-        num_admitted = answer.num_admitted
-        if num_admitted < num_wanted and not answer.is_refusal:
+        victims = [*taken, *own_victims]
+        if num_admitted < num_wanted and not is_refusal:
             peers = [part for part in self._parts if part[1] == priority and part[0] != pool]
             more = self._take(peers, num_wanted - num_admitted)
             num_admitted += _num_chunks(more)
             victims += more
             taken += more
         self._forget(taken)
-        is_refusal = answer.is_refusal or num_wanted < len(keys)
-        return Admission(num_admitted, victims, is_refusal)
+        return num_admitted, victims, is_refusal or num_wanted < len(keys)
 
     def _take(self, parts: list[Partition], count: int) -> list[Victim]:
         """Choose victims, lowest class first, then the fullest pool; hold them until `_forget`.

@@ -77,9 +77,6 @@ class ChunkStore:
     def access(self, trail: RequestTrail, keys: Sequence[OffloadKey]) -> None:
         """Note that a request uses these chunks, in prefix order, resident or not."""
         runs = self.table.resident_runs(keys)
-        if len(runs) > 1 and len(set(keys)) < len(keys):
-            keys = list(dict.fromkeys(keys))
-            runs = self.table.resident_runs(keys)
         trail.runs, trail.prefix = runs, keys
         self.policy.access(trail, keys, runs, self.clock.now_s())
 
@@ -87,27 +84,33 @@ class ChunkStore:
         """Get slots for these absent, distinct keys, from the first on as far as admitted."""
         table = self.table
         now_s = self.reserved_s = self.clock.now_s()
-        if trail.runs:
-            trail.runs = _with_heads(trail.runs)
-        admission = self.policy.admit(trail, keys, table.num_free, now_s)
-        num_admitted, is_refusal = admission.num_admitted, admission.is_refusal
-        evicted = self._evict(admission.victims) if admission.victims else []
+        runs, num_here = trail.runs, 0
+        if runs:
+            runs, num_here = _brought_up_to_date(runs)
+            trail.runs = runs
+        admission = self.policy.admit(trail, keys, len(table.free), now_s)
+        num_admitted, victims, is_refusal = admission
+        evicted = self._evict(victims) if victims else []
         if num_admitted < len(keys):
             self.num_refused += (len(keys) - num_admitted) if is_refusal else 0
             keys = keys[:num_admitted]
-        parent = trail.runs[-1] if _continues(trail, keys) else None
-        slots: list[int] = []
+        if not keys:
+            return keys, [], evicted, is_refusal
+        stretches = [(keys, trail.priority, trail.expires_at_s)]
         if trail.key_priority or trail.key_expires_at_s:
-            for stretch, priority, expires_at_s in _equal_stretches(keys, trail):
-                run = table.reserve(stretch, owner, trail, parent)
-                run.priority, run.expires_at_s = priority, expires_at_s
-                self._insert(run, trail, now_s)
-                slots += run.slots
-                parent = run
-        elif keys:
-            run = table.reserve(keys, owner, trail, parent)
-            self._insert(run, trail, now_s)
+            stretches = _equal_stretches(keys, trail)
+        parent = runs[-1] if runs and _continues(trail.prefix, num_here, keys) else None
+        slots: list[int] = []
+        for stretch, priority, expires_at_s in stretches:
+            run = table.reserve(stretch, owner, parent)
+            run.priority, run.pool, run.expires_at_s = priority, trail.pool, expires_at_s
+            if expires_at_s is not None:
+                self.expiry.sweep(2 * len(table) + 64)
+                self.expiry.add(run)
+            self.policy.insert(trail, run, now_s)
+            runs.append(run)
             slots += run.slots
+            parent = run
         return keys, slots, evicted, is_refusal
 
     def reserve_needed(
@@ -144,21 +147,15 @@ class ChunkStore:
             self.on_removed(evicted, _EVICTED)
         return evicted
 
-    def _insert(self, run: Run, trail: RequestTrail, now_s: float) -> None:
-        if run.expires_at_s is not None:
-            self.expiry.sweep(2 * len(self.table) + 64)
-            self.expiry.add(run)
-        self.policy.insert(trail, run, now_s)
-        trail.runs.append(run)
-
     def written_by(
         self, owner: Hashable, keys: Collection[OffloadKey]
     ) -> tuple[list[Run], list[OffloadKey]]:
         """Return the owner's runs that hold exactly what it writes of `keys`, and the rest."""
-        if keys:
-            run = self.table.find(next(iter(keys)))
+        for key in keys:
+            run = self.table.find(key)
             if run is not None and run.owner is owner and run.keys == keys:
                 return [run], []
+            break
         return self.table.written_by(owner, keys)
 
     def settle(
@@ -171,14 +168,17 @@ class ChunkStore:
                 if run.keys[0] in failed and not run.is_dropped:
                     self.policy.remove(run)
         settled = self.table.settle(runs, failed)
-        if settled.stored:
-            self.note(OffloadingEvent(_STORED, settled.stored, PRIMARY_MEDIUM))
+        resident, stored, _, _ = settled
+        if stored:
+            self.note(OffloadingEvent(_STORED, stored, PRIMARY_MEDIUM))
             for shelf in self.shelves:
-                for run in settled.runs:
+                for run in resident:
                     shelf.publish(run.keys, run.slots, run.expires_at_s)
             if trail is not None:
-                for run in settled.runs:
-                    self._join(run, trail)
+                for run in resident:
+                    head, trail.last_stored = trail.last_stored, run
+                    if head is not None and run.parent is head and self._join(head, run):
+                        trail.last_stored = head
         return settled
 
     def drop_written(self, owner: Hashable, keys: Collection[OffloadKey]) -> None:
@@ -200,14 +200,11 @@ class ChunkStore:
                     for shelf in self.shelves if run.owner is None else ():
                         shelf.publish(run.keys, run.slots, at_s)
 
-    def _join(self, run: Run, trail: RequestTrail) -> None:
+    def _join(self, head: Run, run: Run) -> bool:
         """Join a request's new run with the one that it stored before, if nothing is in the way."""
-        head, trail.last_stored = trail.last_stored, run
         if (
-            head is not None
-            and head.keys
+            head.keys
             and not head.is_dropped
-            and run.parent is head
             and head.num_children == 1
             and not (run.num_children or run.num_holds or head.num_holds)
             and head.owner is None
@@ -215,7 +212,8 @@ class ChunkStore:
             and self.policy.join(head, run)
         ):
             self.table.join(run)
-            trail.last_stored = head
+            return True
+        return False
 
     def hold(self, keys: list[OffloadKey], trail: RequestTrail | None = None) -> Held:
         """Forbid that these resident chunks leave, once for each chunk however often it is named.
@@ -228,18 +226,20 @@ class ChunkStore:
         if trail is not None:
             used, at, num_keys = [], 0, len(keys)
             for run in trail.runs:
-                end = at + len(run.keys)
-                is_usable = run.owner is None and not run.is_dropped
-                if at == num_keys or keys[at:end] != run.keys or not is_usable:
+                run_keys = run.keys
+                end = at + len(run_keys)
+                if keys[at:end] != run_keys or run.owner is not None or run.is_dropped:
                     break
                 used.append(run)
                 at = end
+                if at == num_keys:
+                    break
             if at == num_keys:
                 return self.table.hold(used, keys)
         runs = self.table.resident_runs(keys)
         if len(runs) == 1 and len(runs[0].keys) == len(keys):
             return self.table.hold(runs, keys)
-        if sum([len(run.keys) for run in runs]) != len(keys) or len(set(runs)) < len(runs):
+        if sum([len(run.keys) for run in runs]) != len(keys):
             missing = [key for key in keys if not self.is_resident(key)]
             if missing:
                 raise ContractError(f"{missing[0].hex()} can't be loaded from the primary")
@@ -316,35 +316,35 @@ class ChunkStore:
         assert set(self.policy.runs()) == set(here)
 
 
-def _with_heads(runs: list[Run]) -> list[Run]:
-    """Return a request's runs without those that left, and with the heads split off them since."""
+def _brought_up_to_date(runs: list[Run]) -> tuple[list[Run], int]:
+    """Return a request's runs without those that left, and with the heads split off them since.
+
+    Also returns their number of chunks.
+    """
     parent: Run | None = None
+    num_chunks = 0
     for run in runs:
         if run.parent is not parent or not run.keys or run.is_dropped:
             break
+        num_chunks += len(run.keys)
         parent = run
     else:
-        return runs  # one chain from the root, as nearly always
+        return runs, num_chunks  # one chain from the root, as nearly always
     found: dict[Run, None] = {}
     for last in reversed(runs):
         parent = last
         while parent is not None and parent.keys and not parent.is_dropped and parent not in found:
             found[parent] = None
             parent = parent.parent
-    return list(reversed(found))
+    return list(reversed(found)), sum([len(run.keys) for run in found])
 
 
-def _continues(trail: RequestTrail, keys: list[OffloadKey]) -> bool:
+def _continues(prefix: Sequence[OffloadKey], num_here: int, keys: list[OffloadKey]) -> bool:
     """Say whether new chunks come right behind all those of the request that are here.
 
     Otherwise there is a gap among these, and nobody is known to be the parent of the new ones.
     """
-    if not trail.runs:
-        return False
-    num_here = 0
-    for run in trail.runs:
-        num_here += len(run.keys)
-    rest = trail.prefix[num_here : num_here + len(keys)]
+    rest = prefix[num_here : num_here + len(keys)]
     return rest == keys or not rest or list(rest) == keys[: len(rest)]
 
 

@@ -44,7 +44,7 @@ def primary_stats(
         "num_slots": slots.num_slots,
         "num_resident": num_resident,
         "num_writing": sum(len(run.keys) for run in here + dropped if run.owner is not None),
-        "num_free": store.table.num_free,
+        "num_free": len(store.table.free),
         "num_pinned": requests.num_loading(),
         "num_protected": num_protected,
         "num_evictable": num_resident - num_held,

@@ -114,7 +114,7 @@ class CPUOffloadingManager(OffloadingManager):
         state = self.requests.states.get(req_id)
         if state is not None and state.protected is not None:
             self._protection.release(state)
-            self.store.access(state.trail, state.used_keys())
+            self.store.access(state, state.used_keys())
 
     @override
     def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
@@ -136,14 +136,14 @@ class CPUOffloadingManager(OffloadingManager):
         state.touched = keys = list(keys)
         if ctx.hints.retention:
             state.apply_ranges(self._limits.tokens_per_chunk, self.store.clock.wall_s())
-        self.store.access(state.trail, keys)
+        self.store.access(state, keys)
         if not state.is_live:
             self.requests.drop_if_done(state)
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
         known = self.requests.states.get(ctx.req_id)
-        held = self.store.hold(list(keys), known.trail if known is not None else None)
+        held = self.store.hold(list(keys), known)
         state = known or self.requests.get(ctx)
         if not (state.loads or state.num_storing):
             state.copying_since_s = self.store.clock.now_s()
@@ -169,7 +169,7 @@ class CPUOffloadingManager(OffloadingManager):
             return
         loads, unhold, num_loaded = state.loads, self.store.table.unhold, 0
         if len(loads) == 1 and loads[0].keys == keys:
-            found = [loads.pop()]
+            found, state.loads = loads, []
         else:
             found, unknown = state.find_loads(keys)
             if unknown:
@@ -178,9 +178,11 @@ class CPUOffloadingManager(OffloadingManager):
         for held in found:
             unhold(held)
             num_loaded += len(held.keys)
-        num_failed = len(failed) and sum(key in failed for held in found for key in held.keys)
-        self._counters.failed_load_chunks += num_failed
-        self._counters.loaded_chunks += num_loaded - num_failed
+        if failed:
+            num_failed = sum(key in failed for held in found for key in held.keys)
+            self._counters.failed_load_chunks += num_failed
+            num_loaded -= num_failed
+        self._counters.loaded_chunks += num_loaded
         if not state.is_live:
             self.requests.drop_if_done(state)
 
@@ -213,11 +215,11 @@ class CPUOffloadingManager(OffloadingManager):
             return _nothing_stored()
         if ctx.hints.retention:
             state.apply_ranges(self._limits.tokens_per_chunk, store.clock.wall_s())
-        stored, slots, evicted, is_refusal = store.reserve(new, state, state.trail)
+        stored, slots, evicted, is_refusal = store.reserve(new, state, state)
         num_left = len(new) - len(stored)
         if num_left and not is_refusal and self.make_room(state, num_left):
             more, more_slots, more_evicted, is_refusal = store.reserve(
-                new[len(stored) :], state, state.trail
+                new[len(stored) :], state, state
             )
             stored, slots = [*stored, *more], [*slots, *more_slots]
             evicted = [*evicted, *more_evicted]
@@ -251,15 +253,16 @@ class CPUOffloadingManager(OffloadingManager):
         runs, unknown = self.store.written_by(state, keys)
         if unknown:
             self._refuse_unknown(state, unknown, "storing")
-        settled = self.store.settle(runs, failed, state.trail)
-        state.num_storing -= settled.num_settled
+        _, stored, lost, num_settled = self.store.settle(runs, failed, state)
+        state.num_storing -= num_settled
         if state.protected is not None:  # preempted meanwhile: what just arrived is kept as well
             self._protection.protect(state, self.store.clock.now_s())
-        self._counters.stored_chunks += len(settled.stored)
-        self._counters.failed_store_chunks += len(settled.failed)
+        self._counters.stored_chunks += len(stored)
+        if lost:
+            self._counters.failed_store_chunks += len(lost)
         if not state.is_live:
             self.requests.drop_if_done(state)
-        return settled.stored
+        return stored
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:

@@ -16,8 +16,8 @@ from kvstrata.core.tenants import TenantResolver
 from kvstrata.primary.run_table import Held
 
 
-class RequestState:
-    """One request in the primary; also the owner of the slots that it writes.
+class RequestState(RequestTrail):
+    """One request in the primary, its trail included; also the owner of the slots that it writes.
 
     Attributes:
         loads: What the request loads, one record for each `prepare_load` not yet completed.
@@ -38,8 +38,8 @@ class RequestState:
     touched: Sequence[OffloadKey] = ()
 
     def __init__(self, ctx: ReqContext) -> None:
+        self.runs = []
         self.ctx = ctx
-        self.trail = RequestTrail()
         self.loads: list[Held] = []
         self.offered: list[OffloadKey] = []
 
@@ -79,8 +79,8 @@ class RequestState:
 
     def apply_ranges(self, tokens_per_chunk: int, wall_s: float) -> None:
         """Work out priority and lifetime of single chunks from the retention hint."""
-        priorities = dict(self.trail.key_priority or {})
-        lifetimes = dict(self.trail.key_expires_at_s or {})
+        priorities = dict(self.key_priority or {})
+        lifetimes = dict(self.key_expires_at_s or {})
         for i, key in enumerate(self.used_keys()):
             start, end = i * tokens_per_chunk, (i + 1) * tokens_per_chunk
             for span in self.ctx.hints.retention:
@@ -90,7 +90,7 @@ class RequestState:
                     priorities[key] = span.priority
                 if span.ttl_s is not None:
                     lifetimes.setdefault(key, wall_s + span.ttl_s)
-        self.trail.key_priority, self.trail.key_expires_at_s = priorities, lifetimes
+        self.key_priority, self.key_expires_at_s = priorities, lifetimes
 
     @property
     def is_idle(self) -> bool:
@@ -147,14 +147,14 @@ class RequestTable:
         hints = ctx.hints
         if hints is NO_HINTS and self._tenants.is_plain_by_default:
             return state
-        trail, tenant = state.trail, self._tenants.resolve(ctx)
-        trail.priority, trail.session = hints.priority, hints.session
-        trail.pool = tenant.name if tenant.config.quota < 1 else None
-        if hints.retention or trail.priority != PRIORITY_DEFAULT or trail.pool is not None:
+        tenant = self._tenants.resolve(ctx)
+        state.priority, state.session = hints.priority, hints.session
+        state.pool = tenant.name if tenant.config.quota < 1 else None
+        if hints.retention or state.priority != PRIORITY_DEFAULT or state.pool is not None:
             self._need_classes()
         lifetimes = [t for t in (hints.ttl_s, tenant.config.ttl_s) if t is not None]
         if lifetimes:
-            trail.expires_at_s = self._clock.wall_s() + min(lifetimes)
+            state.expires_at_s = self._clock.wall_s() + min(lifetimes)
         return state
 
     def copies(self, now_s: float) -> list[JobStats]:

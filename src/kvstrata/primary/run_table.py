@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import eq
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import RequestTrail, Run, Victim
+from kvstrata.core.policy import Run, Victim
 from kvstrata.primary.dropped_runs import DroppedRuns
 
 
@@ -18,14 +19,8 @@ class Held:
     epoch: int
 
 
-@dataclass(slots=True)
-class Settled:
-    """Runs that can be loaded now, their keys, keys whose copy failed, and chunks in all."""
-
-    runs: list[Run]
-    stored: list[OffloadKey]
-    failed: list[OffloadKey]
-    num_settled: int
+Settled = tuple[list[Run], list[OffloadKey], list[OffloadKey], int]
+"""Runs that can be loaded now, their keys, keys whose copy failed, and chunks in all."""
 
 
 class RunTable:
@@ -48,22 +43,14 @@ class RunTable:
         """
         self.num_slots = num_slots
         self._on_split = on_split
-        self._free = list(range(num_slots - 1, -1, -1))
+        self.free = list(range(num_slots - 1, -1, -1))
+        """Slots that hold nothing; not to be changed from outside."""
         self._run_of: dict[OffloadKey, Run] = {}
         self.dropped = DroppedRuns()
         self._epoch = 0  # counts drops: tells a hold on what was dropped from one on what is here
         self._num_splits = 0
         # The keys that were found last to have no slot; whoever touches chunks often stores soon.
         self._known_absent: Sequence[OffloadKey] = ()
-
-    @property
-    def num_free(self) -> int:
-        """Slots that hold nothing."""
-        return len(self._free)
-
-    def free_slots(self) -> set[int]:
-        """Return the slots that hold nothing."""
-        return set(self._free)
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -111,7 +98,10 @@ class RunTable:
         return [key for key in dict.fromkeys(keys) if key not in run_of]
 
     def resident_runs(self, keys: Sequence[OffloadKey]) -> list[Run]:
-        """Return the runs that hold exactly the resident ones of `keys`, split at the edges."""
+        """Return the runs, each once, that hold exactly the resident ones of `keys`.
+
+        Runs are split at the edges.
+        """
         run_of, at, num_keys = self._run_of, 0, len(keys)
         runs: list[Run] = []
         while at < num_keys:
@@ -122,7 +112,7 @@ class RunTable:
                     self._known_absent = rest
                     break
                 at += next(i for i, key in enumerate(rest) if key in run_of)
-            elif run.owner is not None:
+            elif run.owner is not None or run in runs:  # the latter: this key came before
                 at += 1
             else:
                 end = at + len(run.keys)
@@ -162,18 +152,15 @@ class RunTable:
         for key in keys:  # twice as fast as update(fromkeys()), which builds a second dictionary
             run_of[key] = run
 
-    def reserve(
-        self, keys: list[OffloadKey], owner: Hashable, trail: RequestTrail, parent: Run | None
-    ) -> Run:
+    def reserve(self, keys: list[OffloadKey], owner: Hashable, parent: Run | None = None) -> Run:
         """Give absent, distinct keys, at least one, free slots, written by `owner` from now on.
 
-        The run has the trail's standing and continues `parent`.
+        The run continues `parent`.
         """
-        free, count = self._free, len(keys)
+        free, count = self.free, len(keys)
         run = Run(keys, free[-count:], owner)
         del free[-count:]
         run.num_holds = 1  # the copy into it
-        run.priority, run.pool, run.expires_at_s = trail.priority, trail.pool, trail.expires_at_s
         self._enter(keys, run)
         if parent is not None:
             run.parent = parent
@@ -222,11 +209,6 @@ class RunTable:
         Failed and dropped chunks are forgotten; the caller must tell the policy of the failed runs
         beforehand; `split_by` makes each run wholly failed or wholly not.
         """
-        runs = list(runs)
-        if len(runs) == 1 and not failed and not runs[0].is_dropped:  # as nearly always
-            runs[0].owner = None
-            runs[0].num_holds -= 1
-            return Settled(runs, runs[0].keys[:], [], len(runs[0].keys))
         resident: list[Run] = []
         stored: list[OffloadKey] = []
         lost: list[OffloadKey] = []
@@ -243,7 +225,7 @@ class RunTable:
             else:
                 resident.append(run)
                 stored += run.keys
-        return Settled(resident, stored, lost, num_settled)
+        return resident, stored, lost, num_settled
 
     def split_by(self, runs: Iterable[Run], keys: Collection[OffloadKey]) -> list[Run]:
         """Split runs so that each lies wholly inside or wholly outside of `keys`."""
@@ -262,7 +244,7 @@ class RunTable:
 
     def cut_tails(self, victims: Iterable[Victim]) -> list[OffloadKey]:
         """Free the last chunks of runs that nothing holds; return their keys."""
-        run_of, free = self._run_of, self._free
+        run_of, free = self._run_of, self.free
         gone: list[OffloadKey] = []
         for run, count in victims:
             keys, slots = run.keys, run.slots
@@ -350,14 +332,14 @@ class RunTable:
         return gone
 
     def _forget(self, run: Run) -> None:
-        self._free += run.slots
+        self.free += run.slots
         for key in run.keys:
             del self._run_of[key]
         run.keys, run.slots = [], []
         self._leave_parent(run)
 
     def _release_dropped(self, run: Run) -> None:
-        self._free += run.slots
+        self.free += run.slots
         self.dropped.remove(run)
 
     @staticmethod
@@ -370,7 +352,7 @@ class RunTable:
         """Assert that every slot and every key is in exactly one place."""
         here, dropped = self.all_runs()
         held = [slot for run in here + dropped for slot in run.slots]
-        assert sorted(held + self._free) == list(range(self.num_slots))
+        assert sorted(held + self.free) == list(range(self.num_slots))
         assert sorted(key for run in here for key in run.keys) == sorted(self._run_of)
         for run in here:
             assert len(run.keys) == len(run.slots) > 0
@@ -385,10 +367,8 @@ class RunTable:
 
 def _num_common(run_keys: list[OffloadKey], start: int, keys: Sequence[OffloadKey], at: int) -> int:
     """Return how many keys are equal, from `run_keys[start]` and `keys[at]` on."""
-    count = min(len(run_keys) - start, len(keys) - at)
-    if run_keys[start : start + count] == keys[at : at + count]:
-        return count
-    for i in range(count):
-        if run_keys[start + i] != keys[at + i]:
-            return i
-    return count
+    ours = run_keys[start : start + len(keys) - at]
+    theirs = keys[at : at + len(ours)]
+    if ours == theirs:
+        return len(ours)
+    return [*map(eq, ours, theirs), False].index(False)

@@ -23,7 +23,8 @@ class TenantOffloadingManager(DelegatingManager):
         """Wrap a manager; it is owned, and shut down with this one."""
         super().__init__(inner)
         self._tenants = tenants
-        self._is_by_hint = tenants.is_by_hint
+        # The hints of requests that keep their keys, as nearly all do where there are no tenants.
+        self._plain = NO_HINTS if tenants.is_by_hint else None
         # What names no keys goes straight on: a call less for each of these, every step.
         self.on_new_request = inner.on_new_request  # type: ignore[method-assign]
         self.on_request_finished = inner.on_request_finished  # type: ignore[method-assign]
@@ -40,13 +41,13 @@ class TenantOffloadingManager(DelegatingManager):
 
     @override
     def lookup(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> int | None:
-        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+        if ctx.hints is not self._plain:
             keys = self._tagged(keys, ctx)
         return self.inner.lookup(keys, ctx)
 
     @override
     def lookup_states(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> Sequence[LookupResult]:
-        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+        if ctx.hints is not self._plain:
             keys = self._tagged(keys, ctx)
         return self.inner.lookup_states(keys, ctx)
 
@@ -56,13 +57,13 @@ class TenantOffloadingManager(DelegatingManager):
 
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
-        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+        if ctx.hints is not self._plain:
             keys = self._tagged(keys, ctx)
         self.inner.touch(keys, ctx)
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
-        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+        if ctx.hints is not self._plain:
             keys = self._tagged(keys, ctx)
         return self.inner.prepare_load(keys, ctx)
 
@@ -73,7 +74,7 @@ class TenantOffloadingManager(DelegatingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+        if ctx.hints is not self._plain:
             keys, failed = self._tagged(list(keys), ctx), self._tagged_set(failed, ctx)
         self.inner.complete_load(keys, ctx, failed)
 
@@ -81,7 +82,7 @@ class TenantOffloadingManager(DelegatingManager):
     def prepare_store(
         self, keys: Sequence[OffloadKey], ctx: ReqContext
     ) -> PrepareStoreOutput | None:
-        if ctx.hints is NO_HINTS and self._is_by_hint:
+        if ctx.hints is self._plain:
             return self.inner.prepare_store(keys, ctx)
         tagged = self._tagged(keys, ctx)
         output = self.inner.prepare_store(tagged, ctx)
@@ -97,7 +98,7 @@ class TenantOffloadingManager(DelegatingManager):
         ctx: ReqContext,
         failed: Collection[OffloadKey] = NO_KEYS,
     ) -> None:
-        if ctx.hints is not NO_HINTS or not self._is_by_hint:
+        if ctx.hints is not self._plain:
             keys, failed = self._tagged(list(keys), ctx), self._tagged_set(failed, ctx)
         self.inner.complete_store(keys, ctx, failed)
 

@@ -107,7 +107,7 @@ class TidyOffloadingManager(DelegatingManager):
             self._store.num_expired += len(gone)
 
     def _zero_freed(self, zeroed: set[int]) -> None:
-        free = self._store.table.free_slots()
+        free = set(self._store.table.free)
         zeroed &= free
         num_max = max(1, ZEROED_BYTES_MAX // self.slots.chunk_bytes)
         for slot in list(islice(free - zeroed, num_max)):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from kvstrata.core.keys import OffloadKey
-from kvstrata.core.policy import Admission, EvictionPolicy, RequestTrail, Run, Victim
+from kvstrata.core.policy import EvictionPolicy, RequestTrail, Run, Victim
 
 
 class PolicyDriver:
@@ -35,8 +35,8 @@ class PolicyDriver:
 
     def offer(
         self, trail: RequestTrail, keys: Sequence[OffloadKey], now_s: float
-    ) -> tuple[int, list[OffloadKey], Admission]:
-        """Offer untracked chunks; return how many came in, who left, and the policy's answer."""
+    ) -> tuple[int, list[OffloadKey], bool]:
+        """Offer untracked chunks; return how many came in, who left, and if more were refused."""
         own: dict[Run, None] = {}
         for last in reversed(trail.runs):
             run: Run | None = last
@@ -44,13 +44,14 @@ class PolicyDriver:
                 own[run] = None
                 run = run.parent
         trail.runs = list(reversed(own))
-        admission = self.policy.admit(trail, list(keys), self.num_free, now_s)
-        left = self.drop(admission.victims)
-        admitted = list(keys[: admission.num_admitted])
+        answer = self.policy.admit(trail, list(keys), self.num_free, now_s)
+        num_admitted, victims, is_refusal = answer
+        left = self.drop(victims)
+        admitted = list(keys[:num_admitted])
         priorities = trail.key_priority or {}
         for priority, stretch in groupby(admitted, lambda key: priorities.get(key, trail.priority)):
             self._insert(trail, list(stretch), priority, now_s)
-        return admission.num_admitted, left, admission
+        return num_admitted, left, is_refusal
 
     def _insert(
         self, trail: RequestTrail, keys: list[OffloadKey], priority: int, now_s: float

@@ -81,11 +81,11 @@ class PolicyMachine(RuleBasedStateMachine):
         used = {key for key in request.kept if request in self.users[key]}
         own = used if not request.has_lost else set()
         num_free, edges = self.driver.num_free, self._edges()
-        num_admitted, left, admission = self.driver.offer(request.trail, keys, self.now_s)
+        num_admitted, left, is_refusal = self.driver.offer(request.trail, keys, self.now_s)
         self.driver.unhold(held)
         assert 0 <= num_admitted <= len(keys)
         assert num_admitted <= num_free + len(left)
-        assert num_admitted >= min(len(keys), num_free) or admission.is_refusal
+        assert num_admitted >= min(len(keys), num_free) or is_refusal
         assert not set(left) & busy, "a victim that is held"
         assert not set(left) & own, "a victim of the request itself"
         self._check_order(left, tracked - busy, edges)

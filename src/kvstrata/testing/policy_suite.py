@@ -102,9 +102,9 @@ class PolicySuite:
         fill(driver, keys)
         trail = RequestTrail()
         driver.access(trail, chain("xy"), 10 * HOUR_S)
-        num_admitted, left, admission = driver.offer(trail, chain("xy"), 10 * HOUR_S)
+        num_admitted, left, is_refusal = driver.offer(trail, chain("xy"), 10 * HOUR_S)
         assert left == keys[::-1][:num_admitted]
-        assert num_admitted == 2 or admission.is_refusal
+        assert num_admitted == 2 or is_refusal
 
     def test_what_is_held_makes_no_room(self) -> None:
         driver = self.driver(2)

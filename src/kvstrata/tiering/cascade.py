@@ -246,7 +246,7 @@ class Cascades:
         for handle in self._handles:
             if handle.behind:
                 self._catch_up(handle)
-        count = num_ahead - self._store.table.num_free
+        count = num_ahead - len(self._store.table.free)
         ahead = [h for h in self._handles if h.config.write is WritePolicy.ON_EVICT]
         if count <= 0 or not ahead:
             return

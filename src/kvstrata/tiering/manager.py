@@ -97,7 +97,7 @@ class TieringOffloadingManager(TieredManager):
         """Reserve what can be fetched, not at the cost of what is ready; say whether to wait."""
         num_reserved = 0
         if found.found:
-            trail = self.inner.requests.get(view.ctx).trail
+            trail = self.inner.requests.get(view.ctx)
             held = self._store.hold(list(dict.fromkeys(ready)))
             num_reserved = self._promotions.reserve(found.found, trail, view)
             self._store.table.unhold(held)
@@ -186,7 +186,7 @@ class TieringOffloadingManager(TieredManager):
             self._promotions.release(view)
         num_freed = self._promotions.give_way(view, count)
         if num_freed < count:
-            num_freed += self._cascades.drop_copied(state.trail.runs, count - num_freed)
+            num_freed += self._cascades.drop_copied(state.runs, count - num_freed)
         if not num_freed:
             self._promotions.num_spared = min(count, self.slots.num_slots // 2)
         return num_freed

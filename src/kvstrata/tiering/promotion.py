@@ -168,7 +168,7 @@ class Promotions:
         view = promotion.view
         view.failed.update(result.failed)
         runs, _ = self._store.written_by(promotion, promotion.keys)
-        arrived = self._store.settle(runs, result.failed).stored
+        _, arrived, _, _ = self._store.settle(runs, result.failed)
         if result.expires_at_s:
             self._store.limit_lifetimes(arrived, result.expires_at_s)
         if arrived and view.is_live:
