@@ -13,6 +13,7 @@ from kvstrata.policies.reuse_curve import EDGES_S
 USES_MAX: Final = 10  # counted no further
 
 _next_use = count(1).__next__  # never the same in two queues: a run may move from one to another
+_next_number = count().__next__
 
 
 class Standing:
@@ -22,13 +23,15 @@ class Standing:
         uses: Requests that used it.
         class_idx: Which queue it waits in, once it has no children.
         seq: Number of its last use, so it orders runs by recency.
+        number: Orders the parts of a run that was split: the last part leaves first.
         queues: The queues that it belongs to.
     """
 
-    __slots__ = ("class_idx", "queues", "seq", "uses")
+    __slots__ = ("class_idx", "number", "queues", "seq", "uses")
 
     def __init__(self, queues: "ClassQueues", uses: int, class_idx: int, seq: int) -> None:
         self.queues = queues
+        self.number = _next_number()
         self.uses = uses
         self.class_idx = class_idx
         self.seq = seq
@@ -47,7 +50,6 @@ class ClassQueues:
         self.heaps: defaultdict[int, list[tuple[int, int, Run]]] = defaultdict(list)
         self.tracked: set[Run] = set()
         self._num_entries = 0
-        self._next_entry = count().__next__
 
     def add(self, run: Run, uses: int, class_idx: int) -> None:
         """Track a run, as the most recently used one."""
@@ -73,7 +75,7 @@ class ClassQueues:
 
     def push(self, run: Run, standing: Standing) -> None:
         """Put a run into its queue, by its last use."""
-        heapq.heappush(self.heaps[standing.class_idx], (standing.seq, self._next_entry(), run))
+        heapq.heappush(self.heaps[standing.class_idx], (standing.seq, standing.number, run))
         self._num_entries += 1
 
     def pop(self, class_idx: int) -> None:

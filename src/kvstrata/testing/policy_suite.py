@@ -49,6 +49,13 @@ class PolicySuite:
         """Return a caller of a new policy."""
         return PolicyDriver(self.make(capacity))
 
+    def test_asking_who_leaves_next_does_not_change_who_that_is(self) -> None:
+        driver = self.driver(3)
+        keys = chain("abc")
+        fill(driver, keys)
+        driver.remove(keys[1:2])
+        assert driver.choose(1) == driver.choose(1) == driver.choose(1)
+
     def test_no_order_of_calls_breaks_the_contract(self) -> None:
         machine = type("Machine", (PolicyMachine,), {"make": staticmethod(self.make)})
         run_state_machine_as_test(
