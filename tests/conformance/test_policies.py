@@ -113,6 +113,7 @@ class TestPartitionedPolicy(PolicySuite):
         driver.check()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", [*POLICIES.names(), "auto"])
 class TestNamedPolicy:
     """Whatever a configuration can name keeps the contract."""

@@ -369,6 +369,15 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         assert [is_hit(manager, key, ctx) for key in ABC] == [False, True, True]
         load(manager, ABC[1:], ctx)
 
+    def test_copies_of_nothing_leave_nothing_open(self, manager: OffloadingManager) -> None:
+        ctx, stranger = start(manager, "r"), ReqContext("stranger")
+        for each in (ctx, stranger):
+            assert list(manager.prepare_load([], each).slots) == []
+            assert store(manager, [], each) == []
+        assert not manager.has_pending_work()
+        finish(manager, ctx)
+        assert_idle(manager)
+
     def test_requests_that_were_never_announced_are_served_and_forgotten(
         self, manager: OffloadingManager
     ) -> None:
