@@ -171,8 +171,8 @@ class ArcPolicy(EvictionPolicy):
         self._once_target = 0.0  # p
 
     def _turn_of(self, trail: RequestTrail, now_s: float) -> _Turn:
-        turn = trail.state
-        if not isinstance(turn, _Turn):
+        turn: _Turn | None = trail.state
+        if turn is None:
             turn = trail.state = _Turn(now_s)
         return turn
 
@@ -184,8 +184,8 @@ class ArcPolicy(EvictionPolicy):
         runs: Sequence[Run],
         now_s: float,
     ) -> None:
-        turn = trail.state
-        if isinstance(turn, _Turn):
+        turn: _Turn | None = trail.state
+        if turn is not None:
             turn.at_s, turn.place = now_s, _ONCE
         else:
             turn = trail.state = _Turn(now_s)
@@ -195,8 +195,7 @@ class ArcPolicy(EvictionPolicy):
         """Make runs the youngest; those that another request used before were used often."""
         lists, sizes = self._lists, self._sizes
         for run in reversed(runs):
-            standing = run.state
-            assert isinstance(standing, _Standing)
+            standing: _Standing = run.state
             place, size = standing.place, len(run.keys)
             lists[place].remove(run)
             sizes[place] -= standing.size
@@ -255,8 +254,8 @@ class ArcPolicy(EvictionPolicy):
         """Turn victims into ghosts."""
         sizes, add = self._sizes, self._ghosts.add
         for run, count in victims:
-            standing, keys = run.state, run.keys
-            assert isinstance(standing, _Standing)
+            standing: _Standing = run.state
+            keys = run.keys
             place, left = standing.place, len(keys) - count
             sizes[place] -= standing.size - left
             if left:
@@ -302,23 +301,21 @@ class ArcPolicy(EvictionPolicy):
             self._trim(0)  # a run that was moved here was not admitted
         is_later, turn.at_s = turn.at_s < now_s, now_s
         for used in trail.runs:
-            if is_later or (isinstance(used.state, _Standing) and used.state.place == place):
-                self._use(turn, [r for r in trail.runs if isinstance(r.state, _Standing)])
+            if is_later or (used.state is not None and used.state.place == place):
+                self._use(turn, [r for r in trail.runs if r.state is not None])
                 break
 
     @override
     def split(self, head: Run, tail: Run) -> None:
-        standing = tail.state
-        assert isinstance(standing, _Standing)
+        standing: _Standing = tail.state
         head.state = _Standing(standing.place, len(head.keys), standing.turn)
         standing.size -= len(head.keys)
         self._lists[standing.place].add_younger(head, than=tail)
 
     @override
     def join(self, head: Run, tail: Run) -> bool:
-        first, second = head.state, tail.state
-        assert isinstance(first, _Standing)
-        assert isinstance(second, _Standing)
+        first: _Standing = head.state
+        second: _Standing = tail.state
         if first.place != second.place:
             return False
         self._lists[first.place].remove(tail)
@@ -332,8 +329,7 @@ class ArcPolicy(EvictionPolicy):
 
     @override
     def remove(self, run: Run) -> None:
-        standing = run.state
-        assert isinstance(standing, _Standing)
+        standing: _Standing = run.state
         self._lists[standing.place].remove(run)
         self._sizes[standing.place] -= standing.size
         run.state = None
@@ -358,8 +354,7 @@ class ArcPolicy(EvictionPolicy):
         for place, queue in enumerate(self._lists):
             size = 0
             for run in queue.check():
-                standing = run.state
-                assert isinstance(standing, _Standing)
+                standing: _Standing = run.state
                 assert standing.place == place
                 assert standing.size >= len(run.keys)  # more where the caller dropped a part
                 size += standing.size

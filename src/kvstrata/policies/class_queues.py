@@ -70,13 +70,12 @@ class ClassQueues:
         if self._num_entries > 3 * len(self.tracked) // 2 + 64:
             self._sweep()
         parent = run.parent
-        if parent is not None and isinstance(parent.state, Standing):
+        if parent is not None and parent.state is not None:
             parent.state.queues.doubt(parent, parent.state.class_idx)
 
     def add_head(self, head: Run, tail: Run) -> None:
         """Track the first part of a run that was split, with the standing of the rest."""
-        standing = tail.state
-        assert isinstance(standing, Standing)
+        standing: Standing = tail.state
         self.tracked.add(head)
         head.used_s = tail.used_s
         head.state = Standing(self, standing.uses, standing.class_idx, standing.seq)
@@ -108,11 +107,11 @@ class ClassQueues:
     def forget(self, run: Run) -> None:
         """Track a run no longer; its parent may be without children when the caller is done."""
         self.tracked.discard(run)
-        if isinstance(run.state, Standing):
+        if run.state is not None:
             self.doubt(run, run.state.class_idx)
         run.state = None
         parent = run.parent
-        if parent is not None and isinstance(parent.state, Standing):
+        if parent is not None and parent.state is not None:
             parent.state.queues.push(parent, parent.state)
 
     def doubt(self, run: Run, class_idx: int) -> None:
@@ -144,9 +143,9 @@ class ClassQueues:
             fronts.pop(class_idx, None)
             while heap:
                 seq, number, run = heap[0]
-                standing = run.state
+                standing: Standing | None = run.state
                 if (
-                    not isinstance(standing, Standing)
+                    standing is None
                     or standing.seq != seq
                     or (children_of.get(run, run.num_children) if children_of else run.num_children)
                     or (aside and run in aside)
@@ -167,7 +166,11 @@ class ClassQueues:
         """Drop stale entries; comes after as many pushes as there are runs."""
         self._num_entries = 0
         for class_idx, heap in self.heaps.items():
-            live = {entry[2]: entry for entry in heap if not is_stale(entry[2], entry[0])}
+            live = {
+                run: (seq, number, run)
+                for seq, number, run in heap
+                if not run.num_children and run.state is not None and run.state.seq == seq
+            }
             self.heaps[class_idx] = list(live.values())
             heapq.heapify(self.heaps[class_idx])
             self._num_entries += len(live)
@@ -187,22 +190,14 @@ class ClassQueues:
         assert self._num_entries == sum(map(len, self.heaps.values()))
         waiting = {(i, seq, run) for i, heap in self.heaps.items() for seq, _, run in heap}
         for run in self.tracked:
-            standing = run.state
-            assert isinstance(standing, Standing)
+            standing: Standing = run.state
             assert standing.queues is self
             assert run.num_children or (standing.class_idx, standing.seq, run) in waiting
         for class_idx in self.heaps.keys() - self.unsure:
-            first = min(
-                (e for e in self.heaps[class_idx] if not is_stale(e[2], e[0])), default=None
-            )
+            live = (entry for entry in self.heaps[class_idx] if not entry[2].num_children)
+            first = min((e for e in live if e[2].state and e[2].state.seq == e[0]), default=None)
             front = self.fronts.get(class_idx)
             assert (first and first[2]) is (front and front[3])
-
-
-def is_stale(run: Run, seq: int) -> bool:
-    """Say whether an entry is out of date."""
-    standing = run.state
-    return not isinstance(standing, Standing) or standing.seq != seq or run.num_children > 0
 
 
 class VictimWalk:
@@ -247,31 +242,31 @@ class VictimWalk:
             worth, _, _, run = min(fronts.values())
             if not (run.num_holds or run in kept):
                 return worth, run
-            assert isinstance(run.state, Standing)
             unsure.add(run.state.class_idx)
 
     def take(self, run: Run, num_chunks: int) -> int:
         """Choose up to so many chunks from the end of the run that `best` returned."""
         taken = self._taken.get(run, 0)
-        num_taken = min(num_chunks, len(run.keys) - taken)
-        self._taken[run] = taken + num_taken
-        if taken + num_taken == len(run.keys):
-            self._let_go(run)
-        return num_taken
+        num_left = len(run.keys) - taken
+        if num_left > num_chunks:
+            self._taken[run] = taken + num_chunks
+            return num_chunks
+        self._taken[run] = taken + num_left
+        self._let_go(run)
+        return num_left
 
     def _let_go(self, run: Run) -> None:
         """Note that nothing is left of a run: its parent may be next."""
-        standing, parent = run.state, run.parent
-        assert isinstance(standing, Standing)
-        self._queues.pop(standing.class_idx)
-        self._queues.unsure.add(standing.class_idx)
+        queues, parent, class_idx = self._queues, run.parent, run.state.class_idx
+        queues.pop(class_idx)
+        queues.unsure.add(class_idx)
         self._aside.add(run)
-        if parent is None or not isinstance(parent.state, Standing):
+        if parent is None or parent.state is None:
             return
         left = self._num_children.get(parent, parent.num_children) - 1
         self._num_children[parent] = left
-        if not left and parent.state.queues is self._queues:
-            self._queues.push(parent, parent.state)
+        if not left and parent.state.queues is queues:
+            queues.push(parent, parent.state)
 
     @property
     def victims(self) -> list[Victim]:
@@ -281,5 +276,5 @@ class VictimWalk:
     def end(self) -> None:
         """Put back the runs that were set aside and are still tracked."""
         for run in self._aside:
-            if isinstance(run.state, Standing):
+            if run.state is not None:
                 self._queues.push(run, run.state)
