@@ -36,14 +36,18 @@ class _Standing:
 class _Batch:
     """Ghosts that left together, in prefix order: their keys begin the text, all equally long."""
 
-    __slots__ = ("first", "num_keys", "place", "text", "width")
+    __slots__ = ("first", "num_keys", "place", "text")
 
-    def __init__(self, place: int, keys: list[OffloadKey], text: bytes) -> None:
+    def __init__(self, place: int, first: bytes, num_keys: int, text: bytes) -> None:
         self.place = place
-        self.first: bytes = keys[0]  # the key it is found by
-        self.num_keys = len(keys)
-        self.width = len(keys[0])
+        self.first = first  # the key it is found by
+        self.num_keys = num_keys
         self.text = text
+
+    @property
+    def width(self) -> int:
+        """Length of a key."""
+        return len(self.first)
 
     def num_common(self, keys: Sequence[OffloadKey]) -> int:
         """Return how many of its keys, from the first on, are those of a path."""
@@ -82,7 +86,7 @@ class _Ghosts:
             for key in reversed(keys):
                 self.add(place, [key])
             return
-        batch = self.batch_of[first] = _Batch(place, keys, text)
+        batch = self.batch_of[first] = _Batch(place, first, num_keys, text)
         self._queues[place].append(batch)
         self.sizes[place] += num_keys
 
@@ -197,13 +201,14 @@ class ArcPolicy(EvictionPolicy):
         for run in reversed(runs):
             standing: _Standing = run.state
             place, size = standing.place, len(run.keys)
-            lists[place].remove(run)
             sizes[place] -= standing.size
-            if standing.turn is not turn:
-                standing.turn, standing.place = turn, _OFTEN
-                place = _OFTEN
-            standing.size = size
-            lists[place].add_youngest(run)
+            if place == _OFTEN or standing.turn is turn:
+                lists[place].make_youngest(run)
+            else:
+                lists[place].remove(run)
+                place = standing.place = _OFTEN
+                lists[place].add_youngest(run)
+            standing.turn, standing.size = turn, size
             sizes[place] += size
 
     @override
@@ -255,16 +260,17 @@ class ArcPolicy(EvictionPolicy):
         sizes, add = self._sizes, self._ghosts.add
         for run, count in victims:
             standing: _Standing = run.state
-            keys = run.keys
-            place, left = standing.place, len(keys) - count
-            sizes[place] -= standing.size - left
-            if left:
-                standing.size = left
-                add(place, keys[-count:])
+            keys, place = run.keys, standing.place
+            sizes[place] -= standing.size
+            num_left = len(keys) - count
+            if num_left:
+                sizes[place] += num_left
+                standing.size = num_left
+                keys = keys[-count:]
             else:
-                add(place, keys)
                 self._lists[place].remove(run)
                 run.state = None
+            add(place, keys)
 
     def _choose(self, count: int, num_once: int, kept: Sequence[Run]) -> tuple[list[Victim], int]:
         """Name victims, and count them: up to `num_once` used once, then others, then any."""
@@ -292,12 +298,12 @@ class ArcPolicy(EvictionPolicy):
 
     @override
     def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
-        turn = self._turn_of(trail, now_s)
-        place, size = turn.place, len(run.keys)
+        turn: _Turn = trail.state or self._turn_of(trail, now_s)
+        place, size, sizes = turn.place, len(run.keys), self._sizes
         run.state = _Standing(place, size, turn)
         self._lists[place].add_youngest(run)
-        self._sizes[place] += size
-        if sum(self._sizes) + sum(self._ghosts.sizes) > 2 * self.capacity:
+        sizes[place] += size
+        if sizes[0] + sizes[1] + sum(self._ghosts.sizes) > 2 * self.capacity:
             self._trim(0)  # a run that was moved here was not admitted
         is_later, turn.at_s = turn.at_s < now_s, now_s
         for used in trail.runs:
