@@ -90,7 +90,7 @@ class _Ghosts:
         self._queues[place].append(batch)
         self.sizes[place] += num_keys
 
-    def find(self, keys: list[OffloadKey]) -> _Found:
+    def find(self, keys: Sequence[OffloadKey]) -> _Found:
         """Return the ghosts on a path, of which nothing is stored."""
         found: _Found = []
         batch_of, at = self.batch_of, 0
@@ -215,8 +215,9 @@ class ArcPolicy(EvictionPolicy):
     def admit(
         self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
-        turn, ghosts, num_keys = self._turn_of(trail, now_s), self._ghosts, len(keys)
-        found = ghosts.find(keys if isinstance(keys, list) else list(keys))
+        turn: _Turn = trail.state or self._turn_of(trail, now_s)
+        ghosts, num_keys = self._ghosts, len(keys)
+        found = ghosts.find(keys)
         num_ghosts = 0
         if found:
             num_ghosts = sum([count for _, count, _ in found])
@@ -257,7 +258,7 @@ class ArcPolicy(EvictionPolicy):
 
     def _bury(self, victims: list[Victim]) -> None:
         """Turn victims into ghosts."""
-        sizes, add = self._sizes, self._ghosts.add
+        sizes, ghosts = self._sizes, self._ghosts
         for run, count in victims:
             standing: _Standing = run.state
             keys, place = run.keys, standing.place
@@ -270,7 +271,7 @@ class ArcPolicy(EvictionPolicy):
             else:
                 self._lists[place].remove(run)
                 run.state = None
-            add(place, keys)
+            ghosts.add(place, keys)
 
     def _choose(self, count: int, num_once: int, kept: Sequence[Run]) -> tuple[list[Victim], int]:
         """Name victims, and count them: up to `num_once` used once, then others, then any."""
