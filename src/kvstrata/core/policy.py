@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_DEFAULT, SessionHint
@@ -40,7 +41,7 @@ class Run:
     used_s: float = 0.0
     older: "Run | None" = None
     younger: "Run | None" = None
-    state: object = None
+    state: Any = None
 
     def __init__(self, keys: list[OffloadKey], slots: list[int], owner: Hashable | None) -> None:
         self.keys = keys
@@ -170,7 +171,7 @@ class RequestTrail:
     pool: str | None = None
     prefix: Sequence[OffloadKey] = ()
     last_stored: Run | None = None
-    state: object = None
+    state: Any = None
 
     def __init__(self) -> None:
         self.runs: list[Run] = []

@@ -36,14 +36,18 @@ class _Standing:
 class _Batch:
     """Ghosts that left together, in prefix order: their keys begin the text, all equally long."""
 
-    __slots__ = ("first", "num_keys", "place", "text", "width")
+    __slots__ = ("first", "num_keys", "place", "text")
 
-    def __init__(self, place: int, keys: list[OffloadKey], text: bytes) -> None:
+    def __init__(self, place: int, first: bytes, num_keys: int, text: bytes) -> None:
         self.place = place
-        self.first: bytes = keys[0]  # the key it is found by
-        self.num_keys = len(keys)
-        self.width = len(keys[0])
+        self.first = first  # the key it is found by
+        self.num_keys = num_keys
         self.text = text
+
+    @property
+    def width(self) -> int:
+        """Length of a key."""
+        return len(self.first)
 
     def num_common(self, keys: Sequence[OffloadKey]) -> int:
         """Return how many of its keys, from the first on, are those of a path."""
@@ -82,11 +86,11 @@ class _Ghosts:
             for key in reversed(keys):
                 self.add(place, [key])
             return
-        batch = self.batch_of[first] = _Batch(place, keys, text)
+        batch = self.batch_of[first] = _Batch(place, first, num_keys, text)
         self._queues[place].append(batch)
         self.sizes[place] += num_keys
 
-    def find(self, keys: list[OffloadKey]) -> _Found:
+    def find(self, keys: Sequence[OffloadKey]) -> _Found:
         """Return the ghosts on a path, of which nothing is stored."""
         found: _Found = []
         batch_of, at = self.batch_of, 0
@@ -171,8 +175,8 @@ class ArcPolicy(EvictionPolicy):
         self._once_target = 0.0  # p
 
     def _turn_of(self, trail: RequestTrail, now_s: float) -> _Turn:
-        turn = trail.state
-        if not isinstance(turn, _Turn):
+        turn: _Turn | None = trail.state
+        if turn is None:
             turn = trail.state = _Turn(now_s)
         return turn
 
@@ -184,8 +188,8 @@ class ArcPolicy(EvictionPolicy):
         runs: Sequence[Run],
         now_s: float,
     ) -> None:
-        turn = trail.state
-        if isinstance(turn, _Turn):
+        turn: _Turn | None = trail.state
+        if turn is not None:
             turn.at_s, turn.place = now_s, _ONCE
         else:
             turn = trail.state = _Turn(now_s)
@@ -195,24 +199,25 @@ class ArcPolicy(EvictionPolicy):
         """Make runs the youngest; those that another request used before were used often."""
         lists, sizes = self._lists, self._sizes
         for run in reversed(runs):
-            standing = run.state
-            assert isinstance(standing, _Standing)
+            standing: _Standing = run.state
             place, size = standing.place, len(run.keys)
-            lists[place].remove(run)
             sizes[place] -= standing.size
-            if standing.turn is not turn:
-                standing.turn, standing.place = turn, _OFTEN
-                place = _OFTEN
-            standing.size = size
-            lists[place].add_youngest(run)
+            if place == _OFTEN or standing.turn is turn:
+                lists[place].make_youngest(run)
+            else:
+                lists[place].remove(run)
+                place = standing.place = _OFTEN
+                lists[place].add_youngest(run)
+            standing.turn, standing.size = turn, size
             sizes[place] += size
 
     @override
     def admit(
         self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
-        turn, ghosts, num_keys = self._turn_of(trail, now_s), self._ghosts, len(keys)
-        found = ghosts.find(keys if isinstance(keys, list) else list(keys))
+        turn: _Turn = trail.state or self._turn_of(trail, now_s)
+        ghosts, num_keys = self._ghosts, len(keys)
+        found = ghosts.find(keys)
         num_ghosts = 0
         if found:
             num_ghosts = sum([count for _, count, _ in found])
@@ -253,19 +258,20 @@ class ArcPolicy(EvictionPolicy):
 
     def _bury(self, victims: list[Victim]) -> None:
         """Turn victims into ghosts."""
-        sizes, add = self._sizes, self._ghosts.add
+        sizes, ghosts = self._sizes, self._ghosts
         for run, count in victims:
-            standing, keys = run.state, run.keys
-            assert isinstance(standing, _Standing)
-            place, left = standing.place, len(keys) - count
-            sizes[place] -= standing.size - left
-            if left:
-                standing.size = left
-                add(place, keys[-count:])
+            standing: _Standing = run.state
+            keys, place = run.keys, standing.place
+            sizes[place] -= standing.size
+            num_left = len(keys) - count
+            if num_left:
+                sizes[place] += num_left
+                standing.size = num_left
+                keys = keys[-count:]
             else:
-                add(place, keys)
                 self._lists[place].remove(run)
                 run.state = None
+            ghosts.add(place, keys)
 
     def _choose(self, count: int, num_once: int, kept: Sequence[Run]) -> tuple[list[Victim], int]:
         """Name victims, and count them: up to `num_once` used once, then others, then any."""
@@ -293,32 +299,30 @@ class ArcPolicy(EvictionPolicy):
 
     @override
     def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
-        turn = self._turn_of(trail, now_s)
-        place, size = turn.place, len(run.keys)
+        turn: _Turn = trail.state or self._turn_of(trail, now_s)
+        place, size, sizes = turn.place, len(run.keys), self._sizes
         run.state = _Standing(place, size, turn)
         self._lists[place].add_youngest(run)
-        self._sizes[place] += size
-        if sum(self._sizes) + sum(self._ghosts.sizes) > 2 * self.capacity:
+        sizes[place] += size
+        if sizes[0] + sizes[1] + sum(self._ghosts.sizes) > 2 * self.capacity:
             self._trim(0)  # a run that was moved here was not admitted
         is_later, turn.at_s = turn.at_s < now_s, now_s
         for used in trail.runs:
-            if is_later or (isinstance(used.state, _Standing) and used.state.place == place):
-                self._use(turn, [r for r in trail.runs if isinstance(r.state, _Standing)])
+            if is_later or (used.state is not None and used.state.place == place):
+                self._use(turn, [r for r in trail.runs if r.state is not None])
                 break
 
     @override
     def split(self, head: Run, tail: Run) -> None:
-        standing = tail.state
-        assert isinstance(standing, _Standing)
+        standing: _Standing = tail.state
         head.state = _Standing(standing.place, len(head.keys), standing.turn)
         standing.size -= len(head.keys)
         self._lists[standing.place].add_younger(head, than=tail)
 
     @override
     def join(self, head: Run, tail: Run) -> bool:
-        first, second = head.state, tail.state
-        assert isinstance(first, _Standing)
-        assert isinstance(second, _Standing)
+        first: _Standing = head.state
+        second: _Standing = tail.state
         if first.place != second.place:
             return False
         self._lists[first.place].remove(tail)
@@ -332,8 +336,7 @@ class ArcPolicy(EvictionPolicy):
 
     @override
     def remove(self, run: Run) -> None:
-        standing = run.state
-        assert isinstance(standing, _Standing)
+        standing: _Standing = run.state
         self._lists[standing.place].remove(run)
         self._sizes[standing.place] -= standing.size
         run.state = None
@@ -358,8 +361,7 @@ class ArcPolicy(EvictionPolicy):
         for place, queue in enumerate(self._lists):
             size = 0
             for run in queue.check():
-                standing = run.state
-                assert isinstance(standing, _Standing)
+                standing: _Standing = run.state
                 assert standing.place == place
                 assert standing.size >= len(run.keys)  # more where the caller dropped a part
                 size += standing.size

@@ -3,8 +3,9 @@
 import heapq
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
+from math import inf
 from typing import Final
 
 from kvstrata.core.policy import Run, Victim
@@ -14,6 +15,9 @@ USES_MAX: Final = 10  # counted no further
 
 _next_use = count(1).__next__  # never the same in two queues: a run may move from one to another
 _next_number = count().__next__
+
+Rates = Sequence[Sequence[float]]
+"""What runs are worth, per class and age bin (`EDGES_S`)."""
 
 
 class Standing:
@@ -43,30 +47,44 @@ class ClassQueues:
     An entry is stale when its run was used since, has children, or left. A run without children has
     an entry that is not. A run gets one whenever it may have lost its last child, so the table need
     not say when it has.
+
+    Attributes:
+        heaps: By class: (number of the last use, number of the run, run).
+        fronts: By class, the first run that may leave, as found last: what it is worth, its entry.
+        unsure: Classes whose front may be another by now.
     """
 
     def __init__(self) -> None:
         """Start without runs."""
         self.heaps: defaultdict[int, list[tuple[int, int, Run]]] = defaultdict(list)
+        self.fronts: dict[int, tuple[float, int, int, Run]] = {}
+        self.unsure: set[int] = set()
         self.tracked: set[Run] = set()
+        self._rates: Rates = ()  # what the fronts' worth was read from
+        self._sure_until_s = 0.0  # when the first of them is worth something else
         self._num_entries = 0
 
     def add(self, run: Run, uses: int, class_idx: int) -> None:
-        """Track a run, as the most recently used one."""
+        """Track a run without children, as the most recently used one."""
         self.tracked.add(run)
-        run.state = Standing(self, uses, class_idx, 0)
-        self.use(run, run.state, class_idx)
+        standing = run.state = Standing(self, uses, class_idx, _next_use())
+        self.push(run, standing)
+        if self._num_entries > 3 * len(self.tracked) // 2 + 64:
+            self._sweep()
+        parent = run.parent
+        if parent is not None and parent.state is not None:
+            parent.state.queues.doubt(parent, parent.state.class_idx)
 
     def add_head(self, head: Run, tail: Run) -> None:
         """Track the first part of a run that was split, with the standing of the rest."""
-        standing = tail.state
-        assert isinstance(standing, Standing)
+        standing: Standing = tail.state
         self.tracked.add(head)
         head.used_s = tail.used_s
         head.state = Standing(self, standing.uses, standing.class_idx, standing.seq)
 
     def use(self, run: Run, standing: Standing, class_idx: int) -> None:
         """Make a run the most recently used one, of this class."""
+        self.doubt(run, standing.class_idx)
         standing.seq, standing.class_idx = _next_use(), class_idx
         if not run.num_children:
             self.push(run, standing)
@@ -75,8 +93,12 @@ class ClassQueues:
 
     def push(self, run: Run, standing: Standing) -> None:
         """Put a run into its queue, by its last use."""
-        heapq.heappush(self.heaps[standing.class_idx], (standing.seq, standing.number, run))
+        class_idx = standing.class_idx
+        heap = self.heaps[class_idx]
+        heapq.heappush(heap, (standing.seq, standing.number, run))
         self._num_entries += 1
+        if heap[0][2] is run:
+            self.unsure.add(class_idx)
 
     def pop(self, class_idx: int) -> None:
         """Take the first entry out of a queue."""
@@ -86,16 +108,70 @@ class ClassQueues:
     def forget(self, run: Run) -> None:
         """Track a run no longer; its parent may be without children when the caller is done."""
         self.tracked.discard(run)
+        if run.state is not None:
+            self.doubt(run, run.state.class_idx)
         run.state = None
         parent = run.parent
-        if parent is not None and isinstance(parent.state, Standing):
+        if parent is not None and parent.state is not None:
             parent.state.queues.push(parent, parent.state)
+
+    def doubt(self, run: Run, class_idx: int) -> None:
+        """Look for another front when one is needed, if the run is the front of its class."""
+        front = self.fronts.get(class_idx)
+        if front is not None and front[3] is run:
+            self.unsure.add(class_idx)
+
+    def begin_walk(self, rates: Rates, now_s: float) -> None:
+        """Doubt all fronts if what they are worth has changed."""
+        if rates is not self._rates or now_s >= self._sure_until_s:
+            self._rates, self._sure_until_s = rates, inf
+            self.unsure.update(self.heaps)
+
+    def find_fronts(
+        self, aside: set[Run], kept: Collection[Run], children_of: Mapping[Run, int], now_s: float
+    ) -> None:
+        """Find the fronts that are unsure; one loop, as it runs for every store.
+
+        Args:
+            aside: Runs that are out of the queues for now; those that may not leave are added.
+            kept: Runs that may not leave.
+            children_of: Numbers of children where they differ from what runs say.
+            now_s: The time.
+        """
+        heaps, fronts = self.heaps, self.fronts
+        for class_idx in self.unsure:
+            heap = heaps[class_idx]
+            fronts.pop(class_idx, None)
+            while heap:
+                seq, number, run = heap[0]
+                standing: Standing | None = run.state
+                if (
+                    standing is None
+                    or standing.seq != seq
+                    or (children_of.get(run, run.num_children) if children_of else run.num_children)
+                    or (aside and run in aside)
+                ):
+                    self.pop(class_idx)
+                elif run.num_holds or run in kept:
+                    aside.add(run)
+                    self.pop(class_idx)
+                else:
+                    age = bisect_right(EDGES_S, now_s - run.used_s)
+                    fronts[class_idx] = (self._rates[class_idx][age - 1], seq, number, run)
+                    if age < len(EDGES_S):
+                        self._sure_until_s = min(self._sure_until_s, run.used_s + EDGES_S[age])
+                    break
+        self.unsure.clear()
 
     def _sweep(self) -> None:
         """Drop stale entries; comes after as many pushes as there are runs."""
         self._num_entries = 0
         for class_idx, heap in self.heaps.items():
-            live = {entry[2]: entry for entry in heap if not is_stale(entry[2], entry[0])}
+            live = {
+                run: (seq, number, run)
+                for seq, number, run in heap
+                if not run.num_children and run.state is not None and run.state.seq == seq
+            }
             self.heaps[class_idx] = list(live.values())
             heapq.heapify(self.heaps[class_idx])
             self._num_entries += len(live)
@@ -106,6 +182,8 @@ class ClassQueues:
             run.state = None
         self.tracked.clear()
         self.heaps.clear()
+        self.fronts.clear()
+        self.unsure.clear()
         self._num_entries = 0
 
     def check(self) -> None:
@@ -113,16 +191,14 @@ class ClassQueues:
         assert self._num_entries == sum(map(len, self.heaps.values()))
         waiting = {(i, seq, run) for i, heap in self.heaps.items() for seq, _, run in heap}
         for run in self.tracked:
-            standing = run.state
-            assert isinstance(standing, Standing)
+            standing: Standing = run.state
             assert standing.queues is self
             assert run.num_children or (standing.class_idx, standing.seq, run) in waiting
-
-
-def is_stale(run: Run, seq: int) -> bool:
-    """Say whether an entry is out of date."""
-    standing = run.state
-    return not isinstance(standing, Standing) or standing.seq != seq or run.num_children > 0
+        for class_idx in self.heaps.keys() - self.unsure:
+            live = (entry for entry in self.heaps[class_idx] if not entry[2].num_children)
+            first = min((e for e in live if e[2].state and e[2].state.seq == e[0]), default=None)
+            front = self.fronts.get(class_idx)
+            assert (first and first[2]) is (front and front[3])
 
 
 class VictimWalk:
@@ -135,7 +211,7 @@ class VictimWalk:
     def __init__(
         self,
         queues: ClassQueues,
-        rates: Sequence[Sequence[float]],
+        rates: Rates,
         now_s: float,
         kept: Sequence[Run] = (),
     ) -> None:
@@ -143,78 +219,55 @@ class VictimWalk:
 
         Args:
             queues: Where to look.
-            rates: What runs are worth, per class and age bin (`EDGES_S`).
+            rates: What runs are worth.
             now_s: The time.
             kept: Runs that stay whatever they are worth.
         """
         self._queues = queues
-        self._rates = rates
         self._now_s = now_s
         self._kept = kept
         self._taken: dict[Run, int] = {}  # how many chunks, from the end
         self._num_children: dict[Run, int] = {}  # left, of runs that lose children in this walk
         self._aside: set[Run] = set()  # taken out of their queues
-        self._fronts: dict[int, tuple[float, int, int, Run]] = {}
-        self._unseen: Collection[int] = queues.heaps.keys()
+        queues.begin_walk(rates, now_s)
 
     def best(self) -> tuple[float, Run] | None:
         """Return the least worthy run that may leave, and what it is worth."""
-        if self._unseen:
-            self._find_fronts(self._unseen)
-            self._unseen = ()
-        if not self._fronts:
-            return None
-        worth, _, _, run = min(self._fronts.values())
-        return worth, run
-
-    def _find_fronts(self, classes: Collection[int]) -> None:
-        """Find the first run of each queue that may leave; one loop, as it runs for every store."""
-        heaps, fronts, children_of = self._queues.heaps, self._fronts, self._num_children
-        rates, now_s, aside, kept = self._rates, self._now_s, self._aside, self._kept
-        for class_idx in classes:
-            heap = heaps[class_idx]
-            fronts.pop(class_idx, None)
-            while heap:
-                seq, number, run = heap[0]
-                standing = run.state
-                if (
-                    not isinstance(standing, Standing)
-                    or standing.seq != seq
-                    or (children_of.get(run, run.num_children) if children_of else run.num_children)
-                    or (aside and run in aside)
-                ):
-                    self._queues.pop(class_idx)
-                elif run.num_holds or run in kept:
-                    aside.add(run)
-                    self._queues.pop(class_idx)
-                else:
-                    age = bisect_right(EDGES_S, now_s - run.used_s) - 1
-                    fronts[class_idx] = (rates[class_idx][age], seq, number, run)
-                    break
+        queues, kept = self._queues, self._kept
+        fronts, unsure = queues.fronts, queues.unsure
+        while True:
+            if unsure:
+                queues.find_fronts(self._aside, kept, self._num_children, self._now_s)
+            if not fronts:
+                return None
+            worth, _, _, run = min(fronts.values())
+            if not (run.num_holds or run in kept):
+                return worth, run
+            unsure.add(run.state.class_idx)
 
     def take(self, run: Run, num_chunks: int) -> int:
         """Choose up to so many chunks from the end of the run that `best` returned."""
         taken = self._taken.get(run, 0)
-        num_taken = min(num_chunks, len(run.keys) - taken)
-        self._taken[run] = taken + num_taken
-        if taken + num_taken == len(run.keys):
-            self._let_go(run)
-        return num_taken
+        num_left = len(run.keys) - taken
+        if num_left > num_chunks:
+            self._taken[run] = taken + num_chunks
+            return num_chunks
+        self._taken[run] = taken + num_left
+        self._let_go(run)
+        return num_left
 
     def _let_go(self, run: Run) -> None:
         """Note that nothing is left of a run: its parent may be next."""
-        standing, parent = run.state, run.parent
-        assert isinstance(standing, Standing)
-        self._queues.pop(standing.class_idx)
+        queues, parent, class_idx = self._queues, run.parent, run.state.class_idx
+        queues.pop(class_idx)
+        queues.unsure.add(class_idx)
         self._aside.add(run)
-        self._unseen = [standing.class_idx]
-        if parent is None or not isinstance(parent.state, Standing):
+        if parent is None or parent.state is None:
             return
         left = self._num_children.get(parent, parent.num_children) - 1
         self._num_children[parent] = left
-        if not left and parent.state.queues is self._queues:
-            self._queues.push(parent, parent.state)
-            self._unseen = {standing.class_idx, parent.state.class_idx}
+        if not left and parent.state.queues is queues:
+            queues.push(parent, parent.state)
 
     @property
     def victims(self) -> list[Victim]:
@@ -224,5 +277,5 @@ class VictimWalk:
     def end(self) -> None:
         """Put back the runs that were set aside and are still tracked."""
         for run in self._aside:
-            if isinstance(run.state, Standing):
+            if run.state is not None:
                 self._queues.push(run, run.state)

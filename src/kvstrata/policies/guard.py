@@ -66,8 +66,8 @@ class GuardPolicy(LruPolicy):
     def admit(
         self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
-        turn = trail.state
-        if not isinstance(turn, _Turn):
+        turn: _Turn | None = trail.state
+        if turn is None:
             turn = trail.state = _Turn()
         if not num_free and turn.refused is not None and turn.refused not in keys:
             return 0, (), True  # of no use without the one before

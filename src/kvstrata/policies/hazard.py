@@ -78,9 +78,9 @@ class HazardPolicy(EvictionPolicy):
         self._now_s = now_s
         if not keys:
             return
-        turn = trail.state
-        is_first = not isinstance(turn, _Turn)
-        if not isinstance(turn, _Turn):
+        turn: _Turn | None = trail.state
+        is_first = turn is None
+        if turn is None:
             turn = trail.state = self._begin_turn(trail, keys)
         turn.at_s = now_s
         num_counted = turn.num_counted.get(keys[0], 0)
@@ -88,8 +88,7 @@ class HazardPolicy(EvictionPolicy):
         found: list[tuple[int, int]] = []
         num_covered = 0
         for run in runs:
-            standing = run.state
-            assert isinstance(standing, Standing)
+            standing: Standing = run.state
             num_covered += len(run.keys)
             if num_covered > num_counted and standing.uses < USES_MAX:
                 standing.uses += 1
@@ -150,8 +149,8 @@ class HazardPolicy(EvictionPolicy):
         self, trail: RequestTrail, keys: Sequence[OffloadKey], num_free: int, now_s: float
     ) -> Admission:
         self._now_s = now_s
-        turn = trail.state
-        if not isinstance(turn, _Turn):
+        turn: _Turn | None = trail.state
+        if turn is None:
             turn = trail.state = _Turn(now_s)
         if not num_free and turn.refused is not None and turn.refused not in keys:
             return 0, (), True  # of no use without the one before
@@ -173,7 +172,7 @@ class HazardPolicy(EvictionPolicy):
         turn.refused = keys[num_admitted] if is_refusal else None
         victims = walk.victims
         for run, count in victims:
-            self._note_leaving(run, count)
+            self._counts.set(run.keys[-count:], run.state.uses)
             if count == len(run.keys):
                 self._queues.forget(run)
         walk.end()
@@ -190,15 +189,15 @@ class HazardPolicy(EvictionPolicy):
             if best is None:
                 return num_found, False
             worth, victim = best
-            if worth_new <= worth or not self._is_likely_used(class_idx, victim):
+            if worth_new <= worth or (
+                self.uses_chance_min and not self._is_likely_used(class_idx, victim)
+            ):
                 return num_found, True
             num_found += walk.take(victim, count - num_found)
         return num_found, False
 
     def _is_likely_used(self, class_idx: int, victim: Run) -> bool:
         """Say whether a new chunk has a chance to be used within the victim's idle time."""
-        if not self.uses_chance_min:
-            return True
         idle = bisect_right(EDGES_S, self._now_s - victim.used_s) - 1
         return 1.0 - self._value.survival[class_idx][idle] >= self.uses_chance_min
 
@@ -207,18 +206,18 @@ class HazardPolicy(EvictionPolicy):
 
     def _note_leaving(self, run: Run, count: int) -> None:
         """Remember the uses of the last chunks of a run."""
-        if isinstance(run.state, Standing):
+        if run.state is not None:
             self._counts.set(run.keys[-count:], run.state.uses)
 
     @override
     def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
-        turn = trail.state
-        if not isinstance(turn, _Turn):
+        turn: _Turn | None = trail.state
+        if turn is None:
             turn = trail.state = _Turn(now_s)
         if turn.at_s < now_s:
             turn.at_s = now_s
             for used in trail.runs:
-                if isinstance(used.state, Standing):
+                if used.state is not None:
                     self._queues.use(used, used.state, used.state.class_idx)
                     used.used_s = now_s
         uses = self._most_uses(turn, run.keys)
@@ -228,6 +227,8 @@ class HazardPolicy(EvictionPolicy):
     def _most_uses(self, turn: _Turn, keys: Sequence[OffloadKey]) -> int:
         """Return how many uses the longest stretch of these chunks has."""
         stretches = self._uses_of(turn, keys)
+        if len(stretches) == 1:
+            return stretches[0][2]
         return max([(end - start, uses) for start, end, uses in stretches])[1]
 
     @override
@@ -236,9 +237,8 @@ class HazardPolicy(EvictionPolicy):
 
     @override
     def join(self, head: Run, tail: Run) -> bool:
-        first, second = head.state, tail.state
-        assert isinstance(first, Standing)
-        assert isinstance(second, Standing)
+        first: Standing = head.state
+        second: Standing = tail.state
         if (first.uses, first.class_idx) != (second.uses, second.class_idx):
             return False
         first.seq, head.used_s = second.seq, tail.used_s
@@ -268,7 +268,7 @@ class HazardPolicy(EvictionPolicy):
         worth_now = [
             (self._worth(run, run.state.class_idx), run.state.seq, run.state.number, run)
             for run in self._queues.tracked
-            if isinstance(run.state, Standing)
+            if run.state is not None
         ]
         return [run for *_, run in sorted(worth_now)]
 

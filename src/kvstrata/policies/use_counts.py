@@ -8,17 +8,14 @@ from zlib import crc32
 from kvstrata.core.keys import OffloadKey
 
 _CELLS_PER_CHUNK: Final = 4
-_COUNT_BITS: Final = 4
-_CHECK_SHIFT: Final = 16  # a cell holds the checksum's upper bits, the lower ones are its place
-_CHECK_MASK: Final = 0xFFFF & -(1 << _COUNT_BITS)
-_COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
+_COUNT_MAX: Final = 15
 
 
 class UseCounts:
     """Counts up to 15 by a checksum of the key; a chunk whose cell is taken over counts anew.
 
-    One cell of two bytes holds one chunk, the newer of those that fall into it, and enough of its
-    checksum to tell it from most others. So memory is fixed at 8 to 16 bytes a chunk of capacity,
+    One cell of four bytes holds one chunk, the newer of those that fall into it: its checksum, the
+    count mixed into the lowest four bits. So memory is fixed at 16 to 32 bytes a chunk of capacity,
     keys are not kept alive, and old chunks are forgotten by themselves.
     """
 
@@ -27,21 +24,19 @@ class UseCounts:
         num_cells = 1 << max(10, (capacity * _CELLS_PER_CHUNK - 1).bit_length())
         self._mask = num_cells - 1
         self._uses_max = uses_max
-        self._cells = array("H", bytes(2 * num_cells))
+        self._cells = array("I", bytes(4 * num_cells))
 
     def set(self, keys: Sequence[OffloadKey], uses: int) -> None:
         """Remember how many requests held these chunks, which are not tracked any more."""
         cells, mask = self._cells, self._mask
         for crc in map(crc32, keys):
-            cells[crc & mask] = crc >> _CHECK_SHIFT & _CHECK_MASK | uses
+            cells[crc & mask] = crc ^ uses
 
     def _uses(self, key: OffloadKey) -> int:
         """Return the number of uses when one is added."""
         crc = crc32(key)
-        cell = self._cells[crc & self._mask]
-        if (cell ^ crc >> _CHECK_SHIFT) >> _COUNT_BITS:
-            return 1
-        return min(self._uses_max, (cell & _COUNT_MASK) + 1)
+        uses = self._cells[crc & self._mask] ^ crc
+        return min(self._uses_max, uses + 1) if uses <= _COUNT_MAX else 1
 
     def runs(self, keys: Sequence[OffloadKey]) -> Iterator[tuple[int, int, int]]:
         """Cut a path that is used now into runs of equal uses: (start, end, uses).
@@ -66,4 +61,4 @@ class UseCounts:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._cells = array("H", bytes(2 * len(self._cells)))
+        self._cells = array("I", bytes(4 * len(self._cells)))
