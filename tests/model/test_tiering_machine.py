@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Container
 from typing import Any
 
 import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -492,7 +493,14 @@ def test_walks_that_once_led_astray(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 120))
-def test_a_hundred_thousand_steps_stay_clean(seed: int) -> None:
-    for part in range(5):
-        walk(OneTierMachine() if part == 0 else TieringMachine(), 10 * seed + part, 1_000)
+@settings(max_examples=20, phases=[Phase.generate])
+@given(st.integers(0, 2**32))
+def test_long_walks_over_one_tier_stay_clean(seed: int) -> None:
+    walk(OneTierMachine(), seed, 1_000)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, phases=[Phase.generate])
+@given(st.integers(0, 2**32))
+def test_long_walks_over_two_tiers_stay_clean(seed: int) -> None:
+    walk(TieringMachine(), seed, 1_000)
