@@ -91,6 +91,20 @@ class TestPartitionedPolicy(PolicySuite):
         assert (num_admitted, left) == (1, chain("xy")[1:])
         driver.check()
 
+    @pytest.mark.parametrize("name", POLICIES.names())
+    @pytest.mark.parametrize("num_uses", [1, 2, 3])
+    def test_a_raised_chunk_is_no_victim_of_its_former_class(
+        self, name: str, num_uses: int
+    ) -> None:
+        policy = PartitionedPolicy(make_policy(name, 1), lambda size: make_policy(name, size))
+        driver = PolicyDriver(policy)
+        fill(driver, chain("a"))
+        for _ in range(num_uses - 1):
+            driver.access(trail(), chain("a"), 0.0)
+        driver.access(trail(priority=90), chain("a"), 0.0)
+        assert driver.offer(trail(), chain("x"), HOUR_S)[:2] == (0, [])
+        driver.check()
+
     def test_room_beyond_the_quota_goes_to_the_one_who_asks(self) -> None:
         driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, quotas={"small": 2}))
         fill(driver, chain("abcd"), 0.0)
@@ -99,6 +113,7 @@ class TestPartitionedPolicy(PolicySuite):
         driver.check()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", [*POLICIES.names(), "auto"])
 class TestNamedPolicy:
     """Whatever a configuration can name keeps the contract."""
@@ -110,6 +125,15 @@ class TestNamedPolicy:
                 return make_policy(name, capacity)
 
         Named().test_no_order_of_calls_breaks_the_contract()
+
+    def test_no_order_of_calls_breaks_the_contract_in_priority_classes(self, name: str) -> None:
+        class Partitioned(PolicySuite):
+            @override
+            def make(self, capacity: int) -> EvictionPolicy:
+                common = make_policy(name, capacity)
+                return PartitionedPolicy(common, lambda size: make_policy(name, size))
+
+        Partitioned().test_no_order_of_calls_breaks_the_contract()
 
 
 class TestArcPolicy(PolicySuite):

@@ -3,13 +3,13 @@
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
 from typing_extensions import override
 
 from kvstrata.build import POLICIES, build_manager
 from kvstrata.core.manager import OffloadingManager
 from kvstrata.testing import OffloadingManagerSuite
+from kvstrata.testing.machines import machine_settings
 from kvstrata.testing.manager_machine import ManagerMachine
 
 STEPS_PER_EXAMPLE = 50
@@ -38,24 +38,17 @@ def run_steps(policy: str, num_examples: int) -> int:
         def count(self) -> None:
             type(self).num_steps += 1
 
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=num_examples,
-            stateful_step_count=STEPS_PER_EXAMPLE,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_state_machine_as_test(Machine, settings=machine_settings(num_examples, STEPS_PER_EXAMPLE))
     return Machine.num_steps
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("policy", POLICIES.names())
 def test_no_order_of_calls_breaks_the_primary(policy: str) -> None:
     assert run_steps(policy, 10) > 100
 
 
+@pytest.mark.hypothesis
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES.names())
 def test_no_order_of_very_many_calls_breaks_the_primary(policy: str) -> None:

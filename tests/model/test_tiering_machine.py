@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Container
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,6 +28,7 @@ from kvstrata.core.manager import SuspendMode
 from kvstrata.core.request import ReqContext
 from kvstrata.core.results import JobResult, LookupResult
 from kvstrata.testing import EVERY_KEY, FakeBackend, FakeClock, FakeTier, chain, pattern, poison
+from kvstrata.testing.machines import machine_settings
 from kvstrata.testing.manager_calls import end_step
 from kvstrata.tiering.manager import TieringOffloadingManager
 
@@ -473,19 +473,12 @@ def walk(machine: TieringMachine, seed: int, num_steps: int) -> None:
     machine.teardown()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("machine", [OneTierMachine, TieringMachine])
 def test_no_order_of_calls_and_failures_gives_wrong_bytes_or_stuck_slots(
     machine: type[TieringMachine],
 ) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=30,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_state_machine_as_test(machine, settings=machine_settings(30))
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,5 +1,6 @@
 """Gather the verbs of the `kvstrata` command."""
 
+import os
 import sys
 
 import typer
@@ -41,9 +42,18 @@ bench.command("object")(bench_object.bench_object)
 
 
 def main() -> None:
-    """Run the command; a wrong setting is one line, not a traceback."""
+    """Run the command; a wrong setting is one line, not a traceback.
+
+    Where nobody reads its output any more, as with `| head`, it ends quietly with status 1.
+    """
     try:
-        app()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        try:
+            app()
+        except ConfigError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        sys.exit(1)

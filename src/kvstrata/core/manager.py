@@ -133,7 +133,8 @@ class OffloadingManager(ABC):
 
         Args:
             keys: All keys that are settled now, failed ones included; each one time for every time
-                it was prepared.
+                it was prepared. Where the request has several loads open, the one of exactly these
+                keys ends, otherwise of each key the oldest one.
             ctx: The request that prepared them.
             failed: Those whose copy failed. The chunk itself stays.
 

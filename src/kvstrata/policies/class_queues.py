@@ -16,6 +16,9 @@ USES_MAX: Final = 10  # counted no further
 Rates = Sequence[Sequence[float]]
 """What runs are worth, per class and age bin (`EDGES_S`)."""
 
+_next_use = count(1).__next__  # never the same in two queues: a run may move from one to another
+_next_number = count().__next__
+
 
 class Standing:
     """What the policy knows of a run: `run.state` while it is tracked.
@@ -24,13 +27,15 @@ class Standing:
         uses: Requests that used it.
         class_idx: Which queue it waits in, once it has no children.
         seq: Number of its last use, so it orders runs by recency.
+        number: Orders the parts of a run that was split: the last part leaves first.
         queues: The queues that it belongs to.
     """
 
-    __slots__ = ("class_idx", "queues", "seq", "uses")
+    __slots__ = ("class_idx", "number", "queues", "seq", "uses")
 
     def __init__(self, queues: "ClassQueues", uses: int, class_idx: int, seq: int) -> None:
         self.queues = queues
+        self.number = _next_number()
         self.uses = uses
         self.class_idx = class_idx
         self.seq = seq
@@ -58,14 +63,11 @@ class ClassQueues:
         self._rates: Rates = ()  # what the fronts' worth was read from
         self._sure_until_s = 0.0  # when the first of them is worth something else
         self._num_entries = 0
-        self._seq = 0
-        self._next_entry = count().__next__
 
     def add(self, run: Run, uses: int, class_idx: int) -> None:
         """Track a run without children, as the most recently used one."""
         self.tracked.add(run)
-        self._seq += 1
-        standing = run.state = Standing(self, uses, class_idx, self._seq)
+        standing = run.state = Standing(self, uses, class_idx, _next_use())
         self.push(run, standing)
         if self._num_entries > 3 * len(self.tracked) // 2 + 64:
             self._sweep()
@@ -83,8 +85,7 @@ class ClassQueues:
     def use(self, run: Run, standing: Standing, class_idx: int) -> None:
         """Make a run the most recently used one, of this class."""
         self.doubt(run, standing.class_idx)
-        self._seq += 1
-        standing.seq, standing.class_idx = self._seq, class_idx
+        standing.seq, standing.class_idx = _next_use(), class_idx
         if not run.num_children:
             self.push(run, standing)
             if self._num_entries > 3 * len(self.tracked) // 2 + 64:
@@ -94,7 +95,7 @@ class ClassQueues:
         """Put a run into its queue, by its last use."""
         class_idx = standing.class_idx
         heap = self.heaps[class_idx]
-        heapq.heappush(heap, (standing.seq, self._next_entry(), run))
+        heapq.heappush(heap, (standing.seq, standing.number, run))
         self._num_entries += 1
         if heap[0][2] is run:
             self.unsure.add(class_idx)

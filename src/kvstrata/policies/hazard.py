@@ -266,11 +266,11 @@ class HazardPolicy(EvictionPolicy):
     @override
     def runs(self) -> list[Run]:
         worth_now = [
-            (self._worth(run, run.state.class_idx), run.state.seq, run)
+            (self._worth(run, run.state.class_idx), run.state.seq, run.state.number, run)
             for run in self._queues.tracked
             if run.state is not None
         ]
-        return [run for _, _, run in sorted(worth_now, key=lambda item: item[:2])]
+        return [run for *_, run in sorted(worth_now)]
 
     @override
     def check(self) -> None:

@@ -186,6 +186,7 @@ class PartitionedPolicy(EvictionPolicy):
 
     @override
     def choose(self, count: int) -> Sequence[Victim]:
+        """A run is named once its children of other classes have left, not in the same call."""
         victims: list[Victim] = []
         for partition in sorted(self._parts, key=self._rank):
             victims += self._parts[partition].choose(count - _num_chunks(victims))

@@ -204,6 +204,7 @@ class ChunkStore:
         """Join a request's new run with the one that it stored before, if nothing is in the way."""
         if (
             head.keys
+            and not head.is_dropped
             and head.num_children == 1
             and not (run.num_children or run.num_holds or head.num_holds)
             and head.owner is None

@@ -142,6 +142,8 @@ class CPUOffloadingManager(OffloadingManager):
 
     @override
     def prepare_load(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> LoadStoreSpec:
+        if not keys:
+            return LoadStoreSpec([])
         known = self.requests.states.get(ctx.req_id)
         held = self.store.hold(list(keys), known)
         state = known or self.requests.get(ctx)

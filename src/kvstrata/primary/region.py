@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Final, Self, overload
+from typing import Final, Self
 
 from typing_extensions import override
 
 from kvstrata.core.errors import ConfigError
-from kvstrata.core.memory import ROW_ALIGNMENT, SlotView, row_bytes_for
+from kvstrata.core.memory import ROW_ALIGNMENT, AlignedSlots, row_bytes_for
 
 MEMORY_TABLE = Path("/proc/meminfo")
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -60,7 +60,7 @@ class RegionHandle:
     chunk_bytes: int
 
 
-class HostRegion(SlotView):
+class HostRegion(AlignedSlots):
     """Rows of host memory, `chunk_bytes` payload each, every row on a 4096-byte boundary.
 
     The memory is anonymous (`memfd_create`): it has no name that could leak, and goes when the last
@@ -69,11 +69,9 @@ class HostRegion(SlotView):
 
     def __init__(self, fd: int, num_slots: int, chunk_bytes: int) -> None:
         """Map an open memory file of the right size; the region owns the descriptor from now on."""
+        super().__init__(num_slots, chunk_bytes)
         self._fd = fd
         self._close_fd = weakref.finalize(self, os.close, fd)  # also when nobody closes the region
-        self._num_slots = num_slots
-        self._chunk_bytes = chunk_bytes
-        self._row_bytes = row_bytes_for(chunk_bytes)
         self._memory = mmap.mmap(fd, self.reserved_bytes)
         self._view = memoryview(self._memory)
 
@@ -149,26 +147,6 @@ class HostRegion(SlotView):
                     self._view[page] = 0
 
     @property
-    @override
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    @property
-    @override
-    def chunk_bytes(self) -> int:
-        return self._chunk_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes from one row to the next: `chunk_bytes` rounded up to 4096."""
-        return self._row_bytes
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Address space of the region; memory is taken as rows are written."""
-        return self._num_slots * self._row_bytes
-
-    @property
     def memory(self) -> memoryview:
         """The whole region, `num_slots * row_bytes` bytes: what a copier pins or registers."""
         return self._view
@@ -184,29 +162,9 @@ class HostRegion(SlotView):
         return RegionHandle(os.getpid(), self._fd, self._num_slots, self._chunk_bytes)
 
     @override
-    def __len__(self) -> int:
-        return self._num_slots
-
-    @overload
-    def __getitem__(self, slot: int, /) -> memoryview: ...
-    @overload
-    def __getitem__(self, slot: slice, /) -> Sequence[memoryview]: ...
-    @override
-    def __getitem__(self, slot: int | slice, /) -> memoryview | Sequence[memoryview]:
-        if isinstance(slot, slice):
-            return [self[i] for i in range(*slot.indices(self._num_slots))]
-        start = self._start(slot)
-        return self._view[start : start + self._chunk_bytes]
-
-    @override
     def row(self, slot: int, /) -> memoryview:
-        start = self._start(slot)
+        start = self.row_start(slot)
         return self._view[start : start + self._row_bytes]
-
-    def _start(self, slot: int) -> int:
-        if not 0 <= slot < self._num_slots:
-            raise IndexError(f"slot {slot} is not in 0..{self._num_slots - 1}")
-        return slot * self._row_bytes
 
     def release_rows(self, slots: Sequence[int]) -> None:
         """Give the memory of rows back, in every process that maps them.
@@ -215,7 +173,7 @@ class HostRegion(SlotView):
         """
         for _, stretch in groupby(enumerate(sorted(slots)), key=lambda item: item[1] - item[0]):
             rows = [slot for _, slot in stretch]
-            start, num_bytes = self._start(rows[0]), len(rows) * self._row_bytes
+            start, num_bytes = self.row_start(rows[0]), len(rows) * self._row_bytes
             self._memory.madvise(mmap.MADV_REMOVE, start, num_bytes)
 
     def close(self) -> None:

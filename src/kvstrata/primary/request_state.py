@@ -48,12 +48,15 @@ class RequestState(RequestTrail):
         return list(dict.fromkeys([*self.touched, *self.offered]))
 
     def find_loads(self, keys: Collection[OffloadKey]) -> tuple[list[Held], list[OffloadKey]]:
-        """Find keys in the open loads, each one time; return what was found and the rest."""
+        """Find keys in the open loads, each one time; return what was found and the rest.
+
+        A load of exactly these keys comes before older ones that share some with it.
+        """
+        unknown = list(dict.fromkeys(keys))
         for load in self.loads:
-            if load.keys == keys:
+            if len(load.keys) == len(unknown) and set(load.keys) == set(unknown):
                 return [load], []
         found: list[Held] = []
-        unknown = list(dict.fromkeys(keys))
         for load in self.loads:
             taken = [key for key in unknown if key in load.keys]
             if taken:
@@ -64,10 +67,10 @@ class RequestState(RequestTrail):
     def close_loads(self, found: Iterable[Held]) -> None:
         """Close, in part or as a whole, what `find_loads` found in the open loads."""
         for done in found:
+            if any(load is done for load in self.loads):
+                self.loads = [load for load in self.loads if load is not done]
+                continue
             for i, load in enumerate(self.loads):
-                if load is done:
-                    del self.loads[i]
-                    break
                 if load.epoch == done.epoch and set(done.keys) <= set(load.keys):
                     rest = [key for key in load.keys if key not in done.keys]
                     kept = replace(load, keys=rest, num_splits=-1)

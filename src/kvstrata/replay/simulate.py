@@ -1,10 +1,10 @@
 """Replay a trace through the production manager, under the trace's own clock."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from time import process_time
-from typing import Any, Final, NoReturn, overload
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -13,7 +13,7 @@ from kvstrata.core.clock import VirtualClock
 from kvstrata.core.events import PRIMARY_MEDIUM
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.manager import OffloadingManager
-from kvstrata.core.memory import SlotView
+from kvstrata.core.memory import AlignedSlots
 from kvstrata.core.request import ReqContext
 from kvstrata.replay.bounds import offline_bound
 from kvstrata.replay.drive import serve
@@ -61,41 +61,15 @@ RULES: Final[Mapping[str, Rule]] = {
 """Names that mean more than a policy; any other name is a policy, all chunks, tail first."""
 
 
-class UnbackedSlots(SlotView):
+class UnbackedSlots(AlignedSlots):
     """Slots without memory, for replays in which no byte moves."""
 
     def __init__(self, num_slots: int, chunk_bytes: int = MODELLED_CHUNK_BYTES) -> None:
         """Stand for so many rows."""
-        self._num_slots = num_slots
-        self._chunk_bytes = chunk_bytes
-
-    @property
-    @override
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    @property
-    @override
-    def chunk_bytes(self) -> int:
-        return self._chunk_bytes
-
-    @override
-    def __len__(self) -> int:
-        return self._num_slots
-
-    @overload
-    def __getitem__(self, slot: int, /) -> memoryview: ...
-    @overload
-    def __getitem__(self, slot: slice, /) -> Sequence[memoryview]: ...
-    @override
-    def __getitem__(self, slot: int | slice, /) -> memoryview | Sequence[memoryview]:
-        self._refuse()
+        super().__init__(num_slots, chunk_bytes)
 
     @override
     def row(self, slot: int, /) -> memoryview:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
         raise TypeError("a modelled replay has no bytes")
 
 

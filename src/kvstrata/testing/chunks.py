@@ -2,13 +2,12 @@
 
 import hashlib
 import mmap
-from collections.abc import Sequence
-from typing import Final, overload
+from typing import Final
 
 from typing_extensions import override
 
 from kvstrata.core.keys import OffloadKey, make_offload_key
-from kvstrata.core.memory import SlotView, row_bytes_for
+from kvstrata.core.memory import AlignedSlots
 
 POISON: Final = 0xEE
 
@@ -37,43 +36,16 @@ def poison(row: memoryview) -> None:
     row[:] = bytes([POISON]) * len(row)
 
 
-class FakeRegion(SlotView):
+class FakeRegion(AlignedSlots):
     """Rows of ordinary memory, each on a 4096-byte boundary, all poison at first."""
 
     def __init__(self, num_slots: int, chunk_bytes: int) -> None:
         """Take the memory: `num_slots` rows of `chunk_bytes` payload."""
-        self._num_slots = num_slots
-        self._chunk_bytes = chunk_bytes
-        self._row_bytes = row_bytes_for(chunk_bytes)
-        self._view = memoryview(mmap.mmap(-1, num_slots * self._row_bytes))
+        super().__init__(num_slots, chunk_bytes)
+        self._view = memoryview(mmap.mmap(-1, self.reserved_bytes))
         poison(self._view)
-
-    @property
-    @override
-    def num_slots(self) -> int:
-        return self._num_slots
-
-    @property
-    @override
-    def chunk_bytes(self) -> int:
-        return self._chunk_bytes
-
-    @override
-    def __len__(self) -> int:
-        return self._num_slots
-
-    @overload
-    def __getitem__(self, slot: int, /) -> memoryview: ...
-    @overload
-    def __getitem__(self, slot: slice, /) -> Sequence[memoryview]: ...
-    @override
-    def __getitem__(self, slot: int | slice, /) -> memoryview | Sequence[memoryview]:
-        if isinstance(slot, slice):
-            return [self[i] for i in range(*slot.indices(self._num_slots))]
-        return self.row(slot)[: self._chunk_bytes]
 
     @override
     def row(self, slot: int, /) -> memoryview:
-        if not 0 <= slot < self._num_slots:
-            raise IndexError(f"slot {slot} is not in 0..{self._num_slots - 1}")
-        return self._view[slot * self._row_bytes : (slot + 1) * self._row_bytes]
+        start = self.row_start(slot)
+        return self._view[start : start + self.row_bytes]

@@ -323,17 +323,60 @@ class ManagerCopiesSuite(ManagerSuiteBase):
         finish(manager, first)
         assert_idle(manager)
 
-    def test_a_chunk_whose_head_was_deleted_is_stored_all_the_same(
+    def test_a_load_ends_by_its_keys_before_older_ones_that_share_some(
         self, manager: OffloadingManager
     ) -> None:
-        ctx = start(manager, "r")
+        ctx, other = start(manager, "r"), start(manager, "other")
+        store(manager, [A], other)
+        old = manager.prepare_load([A], ctx)
+        manager.delete([A], other)
+        store(manager, [A, AB], other)
+        manager.prepare_load([A, AB], ctx)
+        manager.complete_load([AB, A], ctx)
+        self.flood(manager, "0123456789")
+        verify(manager, [A], old.slots)
+        manager.complete_load([A], ctx)
+        finish(manager, ctx)
+
+    def test_a_load_that_ended_leaves_an_older_one_whole(self, manager: OffloadingManager) -> None:
+        ctx, other = start(manager, "r"), start(manager, "other")
+        store(manager, [A, AB], other)
+        manager.prepare_load([A, AB], ctx)
+        manager.prepare_load([A], ctx)
+        manager.complete_load([A], ctx)
+        manager.delete([A], other)
+        store(manager, [A], other)
+        new = manager.prepare_load([A, AB], ctx)
+        manager.complete_load([A, AB], ctx)
+        manager.delete([A], other)
+        self.flood(manager, "0123456789")
+        verify(manager, [A, AB], new.slots)
+        manager.complete_load([A, AB], ctx)
+        finish(manager, ctx)
+
+    @pytest.mark.parametrize("read", [[], [A]])
+    def test_a_chunk_whose_head_was_deleted_is_stored_all_the_same(
+        self, manager: OffloadingManager, read: list[OffloadKey]
+    ) -> None:
+        ctx, reader = start(manager, "r"), start(manager, "reader")
         begin_store(manager, ABC, ctx)
         manager.complete_store([A], ctx)
+        manager.prepare_load(read, reader)  # the slot stays taken until that ends
         manager.delete([A], ctx)
+        manager.complete_load(read, reader)
         manager.complete_store(ABC[1:], ctx)
         end_step(manager)
         assert [is_hit(manager, key, ctx) for key in ABC] == [False, True, True]
         load(manager, ABC[1:], ctx)
+
+    def test_copies_of_nothing_leave_nothing_open(self, manager: OffloadingManager) -> None:
+        ctx, stranger = start(manager, "r"), ReqContext("stranger")
+        for each in (ctx, stranger):
+            assert list(manager.prepare_load([], each).slots) == []
+            assert store(manager, [], each) == []
+        assert not manager.has_pending_work()
+        finish(manager, ctx)
+        assert_idle(manager)
 
     def test_requests_that_were_never_announced_are_served_and_forgotten(
         self, manager: OffloadingManager

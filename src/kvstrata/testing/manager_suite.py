@@ -1,8 +1,9 @@
 """What every manager has to keep: the promises of `core.manager` as tests."""
 
-from hypothesis import HealthCheck, settings
+import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from kvstrata.testing.machines import machine_settings
 from kvstrata.testing.manager_copies_suite import ManagerCopiesSuite
 from kvstrata.testing.manager_machine import ManagerMachine
 from kvstrata.testing.manager_preemption_suite import ManagerPreemptionSuite
@@ -15,16 +16,7 @@ class OffloadingManagerSuite(ManagerCopiesSuite, ManagerPreemptionSuite, Manager
     num_examples: int = 20
     """Sequences of calls that the state machine tries."""
 
+    @pytest.mark.hypothesis
     def test_no_order_of_calls_breaks_the_contract(self) -> None:
         machine = type("Machine", (ManagerMachine,), {"suite": self})
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=self.num_examples,
-                stateful_step_count=40,
-                deadline=None,
-                derandomize=True,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_state_machine_as_test(machine, settings=machine_settings(self.num_examples))

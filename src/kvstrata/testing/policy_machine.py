@@ -27,7 +27,8 @@ class _Request:
         self.trail = RequestTrail()
         self.trail.priority = priority
         self.known: Sequence[OffloadKey] = ()  # accessed so far
-        self.has_lost = False  # one of its chunks left since then
+        self.kept: set[OffloadKey] = set()  # accessed last, and stored since then
+        self.has_lost = False  # one of its chunks left since then, or is missing among them
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -61,7 +62,10 @@ class PolicyMachine(RuleBasedStateMachine):
         keys = request.prompt[:num_keys]
         self.driver.access(request.trail, keys, self.now_s)
         request.known = max(request.known, keys, key=len)
-        request.has_lost = request.has_lost and len(keys) < len(request.known)
+        request.kept = set(keys)
+        are_here = [key in self.driver.keys for key in keys]
+        has_gap = are_here != sorted(are_here, reverse=True)
+        request.has_lost = has_gap or (request.has_lost and len(keys) < len(request.known))
         for key in keys:
             self.users[key].add(request)
 
@@ -74,7 +78,7 @@ class PolicyMachine(RuleBasedStateMachine):
         if not keys:
             return
         held = self.driver.hold(busy)
-        used = {key for key in request.known if request in self.users[key]}
+        used = {key for key in request.kept if request in self.users[key]}
         own = used if not request.has_lost else set()
         num_free, edges = self.driver.num_free, self._edges()
         num_admitted, left, is_refusal = self.driver.offer(request.trail, keys, self.now_s)
@@ -88,6 +92,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self._note_loss(left)
         for key in keys[:num_admitted]:
             self.users[key] = {request}
+            request.kept.add(key)
 
     @rule(count=st.integers(0, 6), busy=busy_keys)
     def choose(self, count: int, busy: set[OffloadKey]) -> None:
@@ -96,10 +101,12 @@ class PolicyMachine(RuleBasedStateMachine):
         chosen = self.driver.choose(count)
         assert chosen == self.driver.choose(count), "asking changed the answer"
         free_to_leave, edges = self.driver.keys - busy, self._edges()
+        surely_free = free_to_leave
         if self.driver.policy.is_tree:
+            surely_free = self._leavable(free_to_leave - self._between_classes(), edges)
             free_to_leave = self._leavable(free_to_leave, edges)
         assert set(chosen) <= free_to_leave
-        assert len(chosen) == min(count, len(free_to_leave))
+        assert min(count, len(surely_free)) <= len(chosen) <= count
         self._check_order(chosen, self.driver.keys - busy, edges)
         self.driver.unhold(held)
 
@@ -139,6 +146,16 @@ class PolicyMachine(RuleBasedStateMachine):
                 children.setdefault(head, []).append(tail)
         return children
 
+    def _between_classes(self) -> set[OffloadKey]:
+        """Return the last chunks of runs with a child of another class, which may have to wait."""
+        return {
+            run.parent.keys[-1]
+            for run in self.driver.policy.runs()
+            if run.parent is not None
+            and run.parent.keys
+            and (run.pool, run.priority) != (run.parent.pool, run.parent.priority)
+        }
+
     def _leavable(
         self, free_to_leave: set[OffloadKey], edges: dict[OffloadKey, list[OffloadKey]]
     ) -> set[OffloadKey]:
@@ -150,7 +167,8 @@ class PolicyMachine(RuleBasedStateMachine):
 
     def _note_loss(self, keys: Sequence[OffloadKey]) -> None:
         for request in self.requests:
-            request.has_lost = request.has_lost or not set(keys).isdisjoint(request.known)
+            own = request.kept.union(request.known)
+            request.has_lost = request.has_lost or not own.isdisjoint(keys)
 
     def _check_order(
         self,

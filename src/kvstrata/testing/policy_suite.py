@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from typing_extensions import override
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.policy import EvictionPolicy, RequestTrail, Run
 from kvstrata.testing.chunks import chain, numbered_key
+from kvstrata.testing.machines import machine_settings
 from kvstrata.testing.policy_driver import PolicyDriver
 from kvstrata.testing.policy_machine import PolicyMachine
 
@@ -49,19 +49,17 @@ class PolicySuite:
         """Return a caller of a new policy."""
         return PolicyDriver(self.make(capacity))
 
+    def test_asking_who_leaves_next_does_not_change_who_that_is(self) -> None:
+        driver = self.driver(3)
+        keys = chain("abc")
+        fill(driver, keys)
+        driver.remove(keys[1:2])
+        assert driver.choose(1) == driver.choose(1) == driver.choose(1)
+
+    @pytest.mark.hypothesis
     def test_no_order_of_calls_breaks_the_contract(self) -> None:
         machine = type("Machine", (PolicyMachine,), {"make": staticmethod(self.make)})
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=self.num_examples,
-                stateful_step_count=40,
-                deadline=None,
-                derandomize=True,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_state_machine_as_test(machine, settings=machine_settings(self.num_examples))
 
     def test_room_for_nothing_is_refused(self) -> None:
         with pytest.raises(ValueError, match="capacity"):
