@@ -246,15 +246,21 @@ class Cascades:
         for handle in self._handles:
             if handle.behind:
                 self._catch_up(handle)
-        count = num_ahead - len(self._store.table.free)
-        ahead = [h for h in self._handles if h.config.write is WritePolicy.ON_EVICT]
-        if count <= 0 or not ahead:
-            return
-        for run, num_chunks in self._store.policy.choose(count):
-            for handle in ahead if run.owner is None else ():
-                keys = self._lacking(run.keys[-num_chunks:], handle)[: handle.room_for_stores()]
-                if keys:
-                    self._start(keys, handle, None, 1)
+            if handle.config.write is WritePolicy.ON_EVICT:
+                self._copy_ahead(handle, num_ahead - len(self._store.table.free))
+
+    def _copy_ahead(self, handle: TierHandle, count: int) -> None:
+        """Copy what of the next `count` chunks to leave is neither in a tier nor on its way there.
+
+        Those on their way can't leave, so that the policy does not name them.
+        """
+        for in_flight in handle.jobs.values():
+            if isinstance(in_flight.owner, Cascade) and in_flight.owner.ctx is None:
+                count -= len(in_flight.owner.held.keys)
+        for run, num_chunks in self._store.policy.choose(count) if count > 0 else ():
+            keys = self._lacking(run.keys[-num_chunks:], handle)[: handle.room_for_stores()]
+            if keys and run.owner is None:
+                self._start(keys, handle, None, 1)
 
     def _catch_up(self, handle: TierHandle) -> None:
         if not handle.room_for_stores():

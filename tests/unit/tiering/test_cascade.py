@@ -59,6 +59,18 @@ def test_on_evict_writes_what_is_about_to_leave_and_only_that() -> None:
     assert len(world.below("a")) < 10
 
 
+def test_on_evict_copies_no_further_ahead_while_a_slow_tier_is_at_it() -> None:
+    backend = FakeBackend(hold=True)
+    world = World(num_slots=8, backends={"a": backend}, tier={"write": "on_evict"})
+    world.run("first", chain("abcdefgh"))
+    for _ in range(5):
+        world.step()
+    assert [list(job.keys) for job in world.stores()] == [chain("abcdefgh")[7:]]
+    backend.hold = False
+    world.step()
+    assert world.below("a") == set(chain("abcdefgh")[7:])
+
+
 def test_on_evict_leaves_out_what_its_request_kept_out_of_the_tier() -> None:
     world = World(num_slots=4, tier={"write": "on_evict"})
     world.run("private", AB, store_tiers=[])
