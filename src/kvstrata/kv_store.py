@@ -3,7 +3,8 @@
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -13,7 +14,7 @@ from typing_extensions import Buffer
 from kvstrata.build import build_manager
 from kvstrata.config_sources import load_config
 from kvstrata.core.config import Config
-from kvstrata.core.errors import ConfigError
+from kvstrata.core.errors import ConfigError, ContractError
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.manager import OffloadingManager, ShutdownReport, SuspendMode
 from kvstrata.core.request import HINTS_PARAM, ReqContext, ScheduleEndContext
@@ -29,7 +30,8 @@ class KVStore:
 
     Keys name chunks in prefix order, as everywhere: `put` keeps the first ones where not all fit,
     and `get` returns the longest prefix there is. Safe to use from several threads; one call works
-    at a time. Use it in a `with` block, or call `close`.
+    at a time. Use it in a `with` block, or call `close`; afterwards all but `get_stats` and `close`
+    raise ContractError.
     """
 
     def __init__(self, manager: OffloadingManager, *, max_wait_s: float = 5.0) -> None:
@@ -37,6 +39,7 @@ class KVStore:
         self._manager = manager
         self._max_wait_s = max_wait_s
         self._lock = threading.Lock()
+        self._is_closed = False
         self._serial = itertools.count()
         self._prefetches: dict[ReqContext, Sequence[OffloadKey]] = {}
 
@@ -65,8 +68,7 @@ class KVStore:
         `flush`.
         """
         views = self._views(keys, rows)
-        with self._lock:
-            ctx = self._begin(hints)
+        with self._working(), self._request(hints) as ctx:
             self._manager.touch(keys, ctx)
             deadline_s = time.monotonic() + self._max_wait_s
             begin = 0
@@ -77,7 +79,6 @@ class KVStore:
                     break  # refused, or full of what may not leave
                 if not num_there:
                     self._step_and_sleep()
-            self._manager.on_request_finished(ctx)
             return begin
 
     def _put_some(
@@ -89,9 +90,13 @@ class KVStore:
         output = manager.prepare_store(piece, ctx)
         if output is not None:
             view_of = dict(zip(piece, views, strict=False))
-            for key, slot in zip(output.keys_to_store, output.store_spec.slots, strict=True):
-                manager.slots[slot][:] = view_of[key]
-            manager.complete_store(output.keys_to_store, ctx)
+            lost = set(output.keys_to_store)
+            try:
+                for key, slot in zip(output.keys_to_store, output.store_spec.slots, strict=True):
+                    manager.slots[slot][:] = view_of[key]
+                    lost.discard(key)
+            finally:  # the user may interrupt
+                manager.complete_store(output.keys_to_store, ctx, lost)
         self._step()
         states = manager.lookup_states(piece, ctx)
         return next(
@@ -114,28 +119,29 @@ class KVStore:
             hints: As in `kv_transfer_params["kvstrata"]`.
 
         Raises:
-            ValueError: A row has another size, or there are more or fewer rows than keys.
+            ValueError: A row has another size or can't be written, or there are more or fewer rows
+                than keys.
 
         Blocks: for the copies, and up to `max_wait_s` for each stretch that tiers have to fetch.
         """
         views = self._views(keys, rows)
-        with self._lock:
-            begin = 0
-            while begin < len(keys):
-                count = self._get_some(keys[begin:], views[begin:], hints)
+        for i, view in enumerate(views):
+            if view.readonly:
+                raise ValueError(f"rows[{i}] can't be written")
+        begin, count = 0, 1
+        with self._working():
+            while count and begin < len(keys):
+                with self._request(hints) as ctx:
+                    count = self._get_some(keys[begin:], views[begin:], ctx)
+                self._step()
                 begin += count
-                if not count:
-                    break
-            return begin
+        return begin
 
     def _get_some(
-        self,
-        keys: Sequence[OffloadKey],
-        views: Sequence[memoryview],
-        hints: Mapping[str, Any] | None,
+        self, keys: Sequence[OffloadKey], views: Sequence[memoryview], ctx: ReqContext
     ) -> int:
         """Load as much as is there at one time: all of it, unless the primary is too small."""
-        manager, ctx = self._manager, self._begin(hints)
+        manager = self._manager
         deadline_s = time.monotonic() + self._max_wait_s
         count = manager.lookup(keys, ctx)
         while not count and time.monotonic() < deadline_s:
@@ -148,25 +154,24 @@ class KVStore:
             manager.touch(keys, ctx)
             found = keys[:count]
             spec = manager.prepare_load(found, ctx)
-            for view, slot in zip(views, spec.slots, strict=False):
-                view[:] = manager.slots[slot]
-            manager.complete_load(found, ctx)
-        manager.on_request_finished(ctx)
-        self._step()
+            try:
+                for view, slot in zip(views, spec.slots, strict=False):
+                    view[:] = manager.slots[slot]
+            finally:
+                manager.complete_load(found, ctx)
         return count
 
     def contains(
         self, keys: Sequence[OffloadKey], hints: Mapping[str, Any] | None = None
     ) -> list[bool]:
         """Say for each key whether it can be loaded or fetched. Blocks: up to `max_wait_s`."""
-        with self._lock:
-            ctx = self._begin(hints)
+        self._check_keys(keys)
+        with self._working(), self._request(hints) as ctx:
             deadline_s = time.monotonic() + self._max_wait_s
             states = self._manager.lookup_states(keys, ctx)
             while LookupResult.RETRY in states and time.monotonic() < deadline_s:
                 self._step_and_sleep()
                 states = self._manager.lookup_states(keys, ctx)
-            self._manager.on_request_finished(ctx)
             return [state in {LookupResult.HIT, LookupResult.HIT_PENDING} for state in states]
 
     def delete_tenant(self, tenant: str) -> None:
@@ -174,7 +179,7 @@ class KVStore:
 
         `tenant` is what the settings make of a request: the hint, or what they read instead.
         """
-        with self._lock:
+        with self._working():
             self._manager.delete_tenant(tenant)
             self._step()
 
@@ -183,7 +188,7 @@ class KVStore:
 
         Blocks: at most about `timeout_s`.
         """
-        with self._lock:
+        with self._working():
             self._manager.suspend(mode, timeout_s)
 
     def set_epoch(self, epoch: str, timeout_s: float = 10.0) -> None:
@@ -196,20 +201,20 @@ class KVStore:
 
         Blocks: at most about `timeout_s`, and for tiers to start.
         """
-        with self._lock:
+        with self._working():
             self._manager.set_epoch(epoch, timeout_s)
 
     def delete(self, keys: Sequence[OffloadKey], hints: Mapping[str, Any] | None = None) -> None:
         """Forget chunks in every tier; see also `delete_tenant` and `clear`."""
-        with self._lock:
-            ctx = self._begin(hints)
-            self._manager.delete(keys, ctx)
-            self._manager.on_request_finished(ctx)
+        self._check_keys(keys)
+        with self._working():
+            with self._request(hints) as ctx:
+                self._manager.delete(keys, ctx)
             self._step()
 
     def clear(self) -> None:
         """Forget everything in this namespace, in every tier."""
-        with self._lock:
+        with self._working():
             self._manager.reset_cache()
             self._step()
 
@@ -218,7 +223,8 @@ class KVStore:
 
         What is fetched is not held: it may leave again like any other chunk.
         """
-        with self._lock:
+        self._check_keys(keys)
+        with self._working():
             ctx = self._begin(hints)
             self._prefetches[ctx] = keys
             self._carry_on(ctx)
@@ -238,7 +244,7 @@ class KVStore:
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until tiers have taken what they were given; False if that takes longer."""
         deadline_s = time.monotonic() + timeout_s
-        with self._lock:
+        with self._working():
             self._step()
             while self._prefetches or self._manager.has_pending_work():
                 if time.monotonic() > deadline_s:
@@ -253,6 +259,7 @@ class KVStore:
     def close(self, timeout_s: float = 10.0) -> ShutdownReport:
         """Flush, stop tiers, give memory back; a second call returns the same report."""
         with self._lock:
+            self._is_closed = True
             return self._manager.shutdown(timeout_s)
 
     def __enter__(self) -> Self:
@@ -266,6 +273,22 @@ class KVStore:
     ) -> None:
         self.close()
 
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        with self._lock:
+            if self._is_closed:
+                raise ContractError("the store is closed")
+            yield
+
+    @contextmanager
+    def _request(self, hints: Mapping[str, Any] | None) -> Iterator[ReqContext]:
+        """One request, which ends whatever happens."""
+        ctx = self._begin(hints)
+        try:
+            yield ctx
+        finally:
+            self._manager.on_request_finished(ctx)
+
     def _begin(self, hints: Mapping[str, Any] | None) -> ReqContext:
         params = {HINTS_PARAM: hints} if hints is not None else None
         ctx = ReqContext(f"kv-store-{next(self._serial)}", params)
@@ -277,6 +300,7 @@ class KVStore:
         time.sleep(POLL_S)
 
     def _views(self, keys: Sequence[OffloadKey], rows: Sequence[Buffer]) -> list[memoryview]:
+        self._check_keys(keys)
         if len(keys) != len(rows):
             raise ValueError(f"{len(keys)} keys, but {len(rows)} rows")
         views = [memoryview(row).cast("B") for row in rows]
@@ -284,6 +308,12 @@ class KVStore:
             if view.nbytes != self.chunk_bytes:
                 raise ValueError(f"rows[{i}] has {view.nbytes} bytes, not {self.chunk_bytes}")
         return views
+
+    @staticmethod
+    def _check_keys(keys: Sequence[OffloadKey]) -> None:
+        for key in keys:
+            if not isinstance(key, bytes):
+                raise TypeError(f"a key is bytes, not {type(key).__name__}")
 
 
 def open_store(source: Mapping[str, Any] | Config | str | Path) -> KVStore:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvstrata
-from kvstrata import ConfigError, OffloadKey, make_offload_key
+from kvstrata import ConfigError, ContractError, OffloadKey, make_offload_key
 from kvstrata.testing import pattern
 
 CHUNK_BYTES = 8192
@@ -137,6 +137,44 @@ def test_a_row_of_the_wrong_size_is_refused_before_anything_is_stored(tmp_path: 
         with pytest.raises(ValueError, match=r"rows\[1\] has 5 bytes"):
             store.put(wanted, [bytes(CHUNK_BYTES), b"short"])
         assert store.contains(wanted) == [False, False]
+
+
+def test_a_call_that_is_refused_leaves_nothing_open(tmp_path: Path) -> None:
+    wanted: Any = keys(4)
+    with kvstrata.open(settings(tmp_path)) as store:
+        store.put(wanted, rows(wanted))
+        with pytest.raises(ValueError, match=r"rows\[0\] can't be written"):
+            store.get(wanted, rows(wanted))
+        with pytest.raises(TypeError, match="a key is bytes, not str"):
+            store.put(["text"], rows(wanted[:1]))  # type: ignore[list-item]
+        for call in (store.contains, store.delete, store.prefetch):
+            with pytest.raises(TypeError, match="a key is bytes, not int"):
+                call([7])  # type: ignore[list-item]
+        stats = store.get_stats()
+        assert stats["num_requests"] == stats["num_pinned"] == stats["num_writing"] == 0
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    wanted = keys(2)
+    store = kvstrata.open(settings(tmp_path))
+    store.put(wanted, rows(wanted))
+    report = store.close()
+    for call in (
+        lambda: store.put(wanted, rows(wanted)),
+        lambda: store.get(wanted, blank(2)),
+        lambda: store.contains(wanted),
+        lambda: store.prefetch(wanted),
+        lambda: store.delete(wanted),
+        lambda: store.delete_tenant("t"),
+        store.clear,
+        store.flush,
+        store.suspend,
+        lambda: store.set_epoch("2"),
+    ):
+        with pytest.raises(ContractError, match="the store is closed"):
+            call()
+    assert store.close() == report
+    assert store.get_stats()["num_requests"] == 0
 
 
 def test_prefetched_chunks_are_loaded_from_host_memory(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ class ShutdownReport:
         num_flushed: Chunks that reached a tier that outlives the process.
         num_abandoned: Chunks that did not, though their write policy wanted it.
         stuck_jobs: Jobs that did not end in time.
-        num_restorable: Chunks that the next start can find, where known.
+        num_restorable: Of the primary's chunks, those that the next start can find, each with all
+            that is in front of it; None where that is not known. Tiers may hold others.
     """
 
     num_flushed: int = 0
