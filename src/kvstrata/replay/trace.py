@@ -1,14 +1,16 @@
 """Read request traces of several formats as a stream of timed requests, each a list of keys."""
 
+import functools
 import gzip
 import heapq
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, cast
+from typing import IO, Any, Final, NamedTuple, TypeVar, cast
 
 import msgspec
 from typing_extensions import override
@@ -20,6 +22,11 @@ from kvstrata.core.namespace import HashExtras, hash_blocks
 _GROUP: Final = bytes(4)  # traces know one KV group
 _BYTES_PER_TOKEN: Final = 4  # of text, where the log has no token ids
 _TOKENS_PER_CHUNK: Final = 512
+_UNREADABLE: Final = (
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    *(EOFError, OSError, zlib.error, msgspec.MsgspecError),
+)
+"""What a file raises that is not what its first lines promise."""
 
 
 class TraceRequest(NamedTuple):
@@ -70,6 +77,27 @@ class Trace(ABC):
         return len(seen)
 
 
+T = TypeVar("T", bound=Trace)
+
+
+def _blaming_the_file(
+    read: Callable[[T], Iterator[TraceRequest]],
+) -> Callable[[T], Iterator[TraceRequest]]:
+    """Make a ConfigError of whatever a file does to its reader, with the place."""
+
+    @functools.wraps(read)
+    def requests(self: T) -> Iterator[TraceRequest]:
+        number = 0
+        try:
+            for number, request in enumerate(read(self), start=1):  # noqa: B007
+                yield request
+        except _UNREADABLE as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise ConfigError("trace", f"can't read request {number + 1}: {problem}") from error
+
+    return requests
+
+
 def open_trace(
     path: Path, interleaving: Interleaving | None = None, tokens_per_chunk: int | None = None
 ) -> Trace:
@@ -88,14 +116,33 @@ def open_trace(
         with _open(path) as file:
             first = file.readline()
             second = file.readline()
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError("trace", f"can't read {path}: {error}") from error
-    tokens = tokens_per_chunk or _TOKENS_PER_CHUNK
+    try:
+        return _recognise(
+            path,
+            first,
+            second,
+            interleaving or Interleaving(),
+            tokens_per_chunk or _TOKENS_PER_CHUNK,
+        )
+    except ConfigError:
+        raise
+    except _UNREADABLE as error:
+        problem = f"{path} begins oddly: {type(error).__name__}: {error}"
+        raise ConfigError("trace", problem) from error
+
+
+def _recognise(
+    path: Path, first: bytes, second: bytes, interleaving: Interleaving, tokens: int
+) -> Trace:
+    if not first.strip():
+        raise ConfigError("trace", f"{path} is empty")
     if first.startswith(b"TIMESTAMP,"):
         return CountTrace(path, tokens)
     row = _decode(first, path)
     if "session" in row:
-        return SessionTrace(path, row, interleaving or Interleaving())
+        return SessionTrace(path, row, interleaving)
     if "hash_ids" in row:
         return HashTrace(path, [row] + ([_decode(second, path)] if second.strip() else []))
     if row.keys() & {"prompt", "text", "messages", "token_ids", "prompt_token_ids"}:
@@ -143,10 +190,13 @@ class HashTrace(Trace):
         self.tokens_per_chunk = _infer_tokens_per_chunk(head)
 
     @override
+    @_blaming_the_file
     def requests(self) -> Iterator[TraceRequest]:
         per_second, span = self._per_second, self.tokens_per_chunk
         for row in _rows(self._path):
             ids, num_tokens = row["hash_ids"], row.get("input_length", 0)
+            if num_tokens < 0:
+                raise ValueError(f"input_length is {num_tokens}")
             try:
                 # As `_key_of` does, in one call a key: most of the time of reading goes here.
                 keys = cast("list[OffloadKey]", [(name << 32).to_bytes(36, "big") for name in ids])
@@ -210,6 +260,7 @@ class SessionTrace(Trace):
         self.tokens_per_chunk = head["block_size"] * interleaving.blocks_per_chunk
 
     @override
+    @_blaming_the_file
     def requests(self) -> Iterator[TraceRequest]:
         how = self._interleaving
         horizon_s = float("inf") if how.horizon_s is None else how.horizon_s
@@ -270,6 +321,7 @@ class CountTrace(Trace):
         self.tokens_per_chunk = tokens_per_chunk
 
     @override
+    @_blaming_the_file
     def requests(self) -> Iterator[TraceRequest]:
         begin_s: float | None = None
         with _open(self._path) as file:
@@ -297,6 +349,7 @@ class PromptTrace(Trace):
         self.tokens_per_chunk = tokens_per_chunk
 
     @override
+    @_blaming_the_file
     def requests(self) -> Iterator[TraceRequest]:
         span = self.tokens_per_chunk
         for number, row in enumerate(_rows(self._path)):

@@ -143,3 +143,41 @@ def test_an_unknown_format_is_a_config_error(tmp_path: Path, text: str) -> None:
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't read"):
         open_trace(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("second", "third"),
+    [
+        ('{"timestamp": 1, "hash_ids": [2]}', '{"timestamp": "x", "hash_ids": [3]}'),
+        ('{"timestamp": 1, "hash_ids": [2]}', '{"timestamp": 2, "hash_ids": 3}'),
+        ('{"timestamp": 1, "hash_ids": [2]}', '{"timestamp": 2, "hash_ids": [3.5]}'),
+        ('{"timestamp": 1, "hash_ids": [2]}', '{"timestamp": 2}'),
+        ('{"timestamp": 1, "hash_ids": [2]}', '{"hash_ids": [3], "input_length": -1}'),
+        ('{"timestamp": 1, "hash_ids": [2]}', "[]"),
+        ('{"timestamp": 1, "hash_ids": [2]}', "{"),
+    ],
+)
+def test_a_damaged_line_is_named_by_its_request(tmp_path: Path, second: str, third: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(['{"timestamp": 0, "hash_ids": [1, 2]}', second, third]))
+    requests = open_trace(path).requests()
+    assert (next(requests).at_s, len(next(requests).keys)) == (0.0, 1)
+    with pytest.raises(ConfigError, match=r"^trace: can't read request 3: "):
+        next(requests)
+
+
+@pytest.mark.parametrize("first", ["", "\n", '{"hash_ids": 5}', '{"session": 1}', "[]", "{}"])
+def test_a_file_that_begins_oddly_is_refused(tmp_path: Path, first: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(first)
+    with pytest.raises(ConfigError, match=r"^trace: "):
+        open_trace(path)
+
+
+def test_a_compressed_trace_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.gz"
+    rows = [f'{{"timestamp": {i}, "hash_ids": [{i * 7919}]}}' for i in range(5_000)]
+    whole = gzip.compress("\n".join(rows).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"^trace: can't read request "):
+        list(open_trace(path).requests())
