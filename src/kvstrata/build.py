@@ -213,6 +213,16 @@ def _make_region(config: Config, num_chunks: int, chunk_bytes: int) -> HostRegio
     return region
 
 
+def check_memory(config: Config, chunk_bytes: int) -> None:
+    """Reserve the primary's memory, of all ranks of the host, take none of it, and give it back.
+
+    Raises:
+        ConfigError: The host has not so much; the text says how much is free.
+    """
+    num_chunks = config.num_ranks * num_primary_chunks(config, chunk_bytes)
+    HostRegion.create(num_chunks, chunk_bytes).close()
+
+
 def _nothing() -> None:
     """Close rows that are not ours."""
 

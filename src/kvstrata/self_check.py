@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvstrata.build import build_manager, num_primary_chunks, tier_num_chunks
+from kvstrata.build import build_manager, check_memory, num_primary_chunks, tier_num_chunks
 from kvstrata.core.config import Config, PrimaryConfig, WritePolicy
 from kvstrata.core.keys import OffloadKey, make_offload_key
 from kvstrata.core.memory import row_bytes_for
@@ -79,8 +79,9 @@ def check_tiers(config: Config, chunk_bytes: int, wait_s: float = 10.0) -> Itera
     """Try each tier for real, in a namespace of its own that is removed afterwards.
 
     Raises:
-        ConfigError: A setting of a tier is wrong.
+        ConfigError: This host has not the primary's memory, or a setting of a tier is wrong.
     """
+    check_memory(config, chunk_bytes)
     for i in range(len(config.tiers)):
         yield _check_tier(config, i, chunk_bytes, wait_s)
 

@@ -6,6 +6,7 @@ import pytest
 
 from kvstrata import Config, ConfigError
 from kvstrata.self_check import check_tiers, resolve_plan
+from kvstrata.tiers.fs.layout import SUFFIX
 
 
 def test_the_plan_tells_rank_from_host() -> None:
@@ -29,7 +30,8 @@ def test_a_working_tier_passes_and_is_left_empty(tmp_path: Path) -> None:
     config = Config.parse({"primary": {"num_chunks": 4}, "tiers": [tier]})
     (result,) = check_tiers(config, 4096)
     assert result.problem is None
-    assert sum(path.stat().st_size for path in root.rglob("*") if path.suffix == ".kv") == 0
+    assert root.is_dir()
+    assert not list(root.rglob(f"*{SUFFIX}"))
 
 
 def test_a_tier_that_loses_chunks_is_reported() -> None:
@@ -37,3 +39,9 @@ def test_a_tier_that_loses_chunks_is_reported() -> None:
     config = Config.parse({"primary": {"num_chunks": 4}, "tiers": [{**tier, "fail": True}]})
     with pytest.raises(ConfigError):
         list(check_tiers(config, 4096))  # a switch is no setting
+
+
+def test_a_primary_that_this_host_can_not_hold_is_refused() -> None:
+    config = Config.parse({"primary": {"bytes": "900TiB"}})
+    with pytest.raises(ConfigError, match=r"^primary.*: .* bytes .*free"):
+        list(check_tiers(config, 4096))
