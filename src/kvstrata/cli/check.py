@@ -22,9 +22,7 @@ def check(
     chunk_bytes: Annotated[
         str | None, typer.Option(help="Size of a chunk, such as 2MiB, if the file has none.")
     ] = None,
-    plan_only: Annotated[
-        bool, typer.Option("--plan-only", help="Try neither memory nor tiers.")
-    ] = False,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Try nothing out.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Validate settings, print the resolved plan, and store and load through every tier."""
