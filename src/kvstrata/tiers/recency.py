@@ -15,12 +15,29 @@ consume = deque[object](maxlen=0).extend
 """Runs an iterator to its end, in C."""
 
 
+TIME_STEP_S: Final = 1e-6
+"""A chunk's time of last use is this much before that of the chunk in front of it."""
+
+
 @dataclass(slots=True)
 class Trail:
-    """The chunks that one request has used or stored in this tier, in prefix order."""
+    """The chunks that one request has used or stored in this tier, in prefix order.
+
+    `next_time_s` is the time of last use of the next chunk that it stores; None before the first.
+    """
 
     priority: int = PRIORITY_DEFAULT
     keys: dict[OffloadKey, None] = field(default_factory=dict)
+    next_time_s: float | None = None
+
+    def take_time_s(self, now_s: float) -> float:
+        """Return the time of last use to be noted of a chunk that is stored now.
+
+        Where the order has to be found again from times alone, tails leave before heads by it.
+        """
+        time_s = now_s if self.next_time_s is None else self.next_time_s
+        self.next_time_s = time_s - TIME_STEP_S
+        return time_s
 
 
 class Trails:

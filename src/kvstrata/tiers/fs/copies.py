@@ -343,14 +343,15 @@ class Copies:
                 self._book.settle(job.job_id, key, outcome, self._clock.now_s())
 
     def _admissions(self, job: StoreJob, seq: int, trail: Trail) -> Iterator[_Admit]:
-        expiries = job.expires_at_s or [NEVER_S] * len(job.keys)
+        expiries, wall_s = job.expires_at_s or [NEVER_S] * len(job.keys), self._clock.wall_s()
         for start in range(0, len(job.keys), NUM_GRANTED_MAX):
             part = slice(start, start + NUM_GRANTED_MAX)
+            rows = zip(job.keys[part], job.slots[part], expiries[part], strict=True)
             stores = [
-                _Store(key, trail, expires_at_s, copies=self, job=job, slot=slot)
-                for key, slot, expires_at_s in zip(
-                    job.keys[part], job.slots[part], expiries[part], strict=True
+                _Store(
+                    key, trail, end_s, trail.take_time_s(wall_s), copies=self, job=job, slot=slot
                 )
+                for key, slot, end_s in rows
             ]
             yield _Admit(self, seq, stores)
 

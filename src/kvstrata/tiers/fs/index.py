@@ -11,7 +11,7 @@ from kvstrata.core.keys import OffloadKey
 from kvstrata.core.request import PRIORITY_MAX
 from kvstrata.tiers.chunk_format import NEVER_S
 from kvstrata.tiers.fs.disk import FileStat, OpenFile
-from kvstrata.tiers.recency import RecencyOrder, Trail
+from kvstrata.tiers.recency import TIME_STEP_S, RecencyOrder, Trail
 
 _ANYBODY = Trail(PRIORITY_MAX)
 
@@ -28,12 +28,13 @@ class Entry:
 class Write:
     """A chunk on its way to the disk. Void: it must not appear any more.
 
-    `file` is what it was written into, once that is complete.
+    `file` is what it was written into, once that is complete; `used_at_s` the use that it tells of.
     """
 
     key: OffloadKey
     trail: Trail
     expires_at_s: float = NEVER_S
+    used_at_s: float = 0.0
     is_reserved: bool = False  # its bytes are granted and not on disk yet
     is_void: bool = False
     file: OpenFile | None = None
@@ -108,6 +109,7 @@ class Index:
         """Let uses count that were noted, a part of each at a time."""
         with self._catching_up:
             parts = self._order.catch_up()
+            time_s = 0.0
             while True:
                 with self._lock:
                     part = next(parts, None)
@@ -115,8 +117,10 @@ class Index:
                         return
                     keys, wall_s = part
                     if wall_s is not None:
-                        for key in keys:
-                            self._entries[key].used_at_s = wall_s
+                        time_s = max(time_s, wall_s)
+                        for key in keys:  # from the tail to the head
+                            self._entries[key].used_at_s = time_s
+                            time_s += TIME_STEP_S
                         self._unmarked.update(dict.fromkeys(keys))
 
     def next_victim(self) -> tuple[OffloadKey, float] | None:

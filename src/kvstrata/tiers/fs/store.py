@@ -79,7 +79,7 @@ class ChunkStore:
                 self._name_of(write.key),
                 row,
                 page,
-                used_at_s=self._env.clock.wall_s(),
+                used_at_s=write.used_at_s,
                 expires_at_s=write.expires_at_s,
             )
         finally:

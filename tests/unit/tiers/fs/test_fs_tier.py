@@ -162,6 +162,22 @@ def test_usage_after_a_restart_is_what_is_on_disk_and_the_longest_unused_leave(
     assert world.hits(*range(15)) == {0, *range(6, 15)}
 
 
+@pytest.mark.parametrize("num_used", [0, 8])
+def test_tails_leave_before_heads_after_a_restart_too(world: World, num_used: int) -> None:
+    # Field report D13.
+    tier, ctx = world.open(), ReqContext("r")
+    tier.on_new_request(ctx)
+    for part in (range(4), range(4, 8)):
+        job_id = world.job_id()
+        tier.submit_store(StoreJob(JobId(job_id), world.keys[part.start : part.stop], part, ctx))
+        assert not wait_for(tier, job_id)[job_id].failed
+        world.clock.advance(1.0)
+    tier.on_request_finished(ctx)
+    tier.touch(world.keys[:num_used], CTX)
+    world.reopen(max_bytes=cap(4))
+    assert world.hits(*range(8)) == {0, 1, 2, 3}
+
+
 def test_what_an_earlier_process_wrote_is_found_and_not_written_again(world: World) -> None:
     world.open()
     world.store(*range(8))
