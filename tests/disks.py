@@ -1,16 +1,44 @@
 """Disks that do the real thing and can be told to hold, fail or miscount."""
 
+import errno
+import fcntl
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from typing_extensions import override
 
 from kvstrata.tiers.fs.disk import FileStat, FoundFile, OpenFile
 from kvstrata.tiers.fs.real_disk import RealDisk
 from kvstrata.tiers.fs.settings import DirectMode
+
+
+def refuse_direct_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no file be opened for direct I/O, as on file systems that have none."""
+    real_open = os.open
+
+    def refuse(path: str, flags: int, *args: int, **kwargs: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "injected")
+        return real_open(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def refuse_direct_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files be opened for direct I/O, but not written."""
+    real_pwritev = os.pwritev
+
+    def refuse(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "injected")
+        return real_pwritev(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "pwritev", refuse)
 
 
 class HookedDisk(RealDisk):

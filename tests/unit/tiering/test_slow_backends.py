@@ -1,9 +1,6 @@
 """Field reports of C, G and H on real copies: the engine's thread never pays for a slow backend."""
 
-import errno
-import fcntl
 import logging
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,7 +20,7 @@ from kvstrata.testing.manager_calls import end_step, finish, load, look_up, star
 from kvstrata.testing.tier_calls import NUM_POLLS_MAX, PATIENCE_S, pause, returns
 from kvstrata.tiers.fs import FsTier
 from kvstrata.tiers.fs.settings import DirectMode
-from tests.disks import HookedDisk
+from tests.disks import HookedDisk, refuse_direct_opens, refuse_direct_writes
 from tests.tiering_world import CHUNK_BYTES, FAKE, World
 
 AB = chain("ab")
@@ -228,14 +225,7 @@ def fs_config(root: Path, direct: str) -> dict[str, Any]:
 def test_c10_a_way_to_the_disk_that_is_demanded_and_not_there_stops_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_open = os.open
-
-    def refuse_direct(path: str, flags: int, *args: int, **kwargs: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "injected")
-        return real_open(path, flags, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refuse_direct)
+    refuse_direct_opens(monkeypatch)
     num_threads = threading.active_count()
     with pytest.raises(ConfigError, match=r"tiers\[0\]\.direct: .* can't do direct I/O"):
         build_manager(fs_config(tmp_path, "on"), chunk_bytes=CHUNK_BYTES, namespace="c10")
@@ -245,14 +235,7 @@ def test_c10_a_way_to_the_disk_that_is_demanded_and_not_there_stops_the_start(
 def test_c10_otherwise_there_is_one_warning_and_every_job_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real_pwritev = os.pwritev
-
-    def refuse_direct(fd: int, buffers: list[memoryview], offset: int) -> int:
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "injected")
-        return real_pwritev(fd, buffers, offset)
-
-    monkeypatch.setattr(os, "pwritev", refuse_direct)
+    refuse_direct_writes(monkeypatch)
     manager = build_manager(fs_config(tmp_path, "auto"), chunk_bytes=CHUNK_BYTES, namespace="c10")
     bring_below(manager, AB)
     reader = start(manager, "r")

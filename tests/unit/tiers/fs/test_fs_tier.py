@@ -1,7 +1,6 @@
 """The file-system tier: what it does with chunks, failures, time and other people's files."""
 
 import errno
-import fcntl
 import logging
 import os
 import threading
@@ -20,7 +19,7 @@ from kvstrata.testing import FakeRegion, poison
 from kvstrata.testing.tier_calls import IDLE_STEP, PATIENCE_S, pause, wait_for
 from kvstrata.tiers.fs import FsTier
 from kvstrata.tiers.fs.sweep import Sweep
-from tests.disks import bytes_below, chunk_files
+from tests.disks import bytes_below, chunk_files, refuse_direct_opens, refuse_direct_writes
 from tests.fs_world import CHUNK_BYTES, CTX, FILE_BYTES, World, cap, quick_dir
 
 
@@ -352,15 +351,8 @@ def test_a_chunk_of_another_namespace_that_was_used_meanwhile_stays(world: World
 def test_refused_direct_io_falls_back_with_one_warning(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_pwritev = os.pwritev
-
-    def refuse_direct(fd: int, buffers: list[memoryview], offset: int) -> int:
-        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "injected")
-        return real_pwritev(fd, buffers, offset)
-
     world.open()
-    monkeypatch.setattr(os, "pwritev", refuse_direct)
+    refuse_direct_writes(monkeypatch)
     assert world.store(0, 1, 2) == set()
     assert world.load(0, 1, 2) == set()
     assert [r.message for r in caplog.records if "direct I/O" in r.message] != []
@@ -371,14 +363,7 @@ def test_refused_direct_io_falls_back_with_one_warning(
 def test_direct_io_that_is_demanded_and_impossible_stops_the_start(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_open = os.open
-
-    def refuse_direct(path: str, flags: int, *args: int, **kwargs: int) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "injected")
-        return real_open(path, flags, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", refuse_direct)
+    refuse_direct_opens(monkeypatch)
     with pytest.raises(ConfigError, match=r"tier\.direct: .* can't do direct I/O"):
         FsTier(world.slots, root=world.root, max_bytes="1MB", direct="on")
 
