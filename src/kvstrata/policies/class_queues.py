@@ -13,11 +13,11 @@ from kvstrata.policies.reuse_curve import EDGES_S
 
 USES_MAX: Final = 10  # counted no further
 
-Rates = Sequence[Sequence[float]]
-"""What runs are worth, per class and age bin (`EDGES_S`)."""
-
 _next_use = count(1).__next__  # never the same in two queues: a run may move from one to another
 _next_number = count().__next__
+
+Rates = Sequence[Sequence[float]]
+"""What runs are worth, per class and age bin (`EDGES_S`)."""
 
 
 class Standing:
@@ -49,7 +49,7 @@ class ClassQueues:
     not say when it has.
 
     Attributes:
-        heaps: By class: (number of the last use, number of the entry, run).
+        heaps: By class: (number of the last use, number of the run, run).
         fronts: By class, the first run that may leave, as found last: what it is worth, its entry.
         unsure: Classes whose front may be another by now.
     """

@@ -72,22 +72,25 @@ class PartitionedPolicy(EvictionPolicy):
         now_s: float,
     ) -> None:
         groups: dict[Partition, list[Run]] = {(trail.pool, trail.priority): []}
+        priority = trail.priority
         for run in runs:
-            if run.priority < trail.priority:
-                self._raise(trail, run, now_s)
+            if run.priority <= PRIORITY_DEFAULT < priority and self._is_full(len(run.keys)):
+                priority = PRIORITY_DEFAULT  # for those behind it too: of no use without it
+            if run.priority < priority:
+                self._raise(trail, run, priority, now_s)
             groups.setdefault((run.pool, run.priority), []).append(run)
         for partition, group in groups.items():
             self._part(*partition).access(trail, keys, group, now_s)
 
-    def _raise(self, trail: RequestTrail, run: Run, now_s: float) -> None:
-        """Move a run to the higher class of a request that uses it, if there is room in it."""
-        size = len(run.keys)
-        num_more = size if run.priority <= PRIORITY_DEFAULT < trail.priority else 0
-        if self._num_high + num_more > self._num_high_max:
-            return
+    def _is_full(self, num_more: int) -> bool:
+        """Say whether so many chunks more can't be above the default class."""
+        return self._num_high + num_more > self._num_high_max
+
+    def _raise(self, trail: RequestTrail, run: Run, priority: int, now_s: float) -> None:
+        """Move a run to a higher class, because of a request that uses it."""
         self.remove(run)
-        run.priority, run.state = trail.priority, None
-        self._count(run, size)
+        run.priority, run.state = priority, None
+        self._count(run, len(run.keys))
         self._insert(trail, run, now_s)
 
     @override
@@ -162,7 +165,11 @@ class PartitionedPolicy(EvictionPolicy):
 
     @override
     def insert(self, trail: RequestTrail, run: Run, now_s: float) -> None:
-        if run.priority > PRIORITY_DEFAULT and self._num_high + len(run.keys) > self._num_high_max:
+        parent = run.parent
+        has_lower_parent = parent is not None and parent.priority < run.priority
+        if run.priority > PRIORITY_DEFAULT and (
+            self._is_full(len(run.keys)) or (has_lower_parent and not trail.key_priority)
+        ):
             run.priority = PRIORITY_DEFAULT
         self._count(run, len(run.keys))
         self._insert(trail, run, now_s)

@@ -36,7 +36,8 @@ class FilterReusedOffloadingManager(DelegatingManager):
             raise ValueError("store_threshold and num_tracked_max must be at least 1")
         self._threshold = store_threshold
         self._num_tracked_max = num_tracked_max
-        self._offers: dict[OffloadKey, tuple[int, str]] = {}  # count, last request; oldest first
+        # The requests that offered it, as far as they count; offered longest ago first.
+        self._offers: dict[OffloadKey, tuple[str, ...]] = {}
         self._preempted: set[str] = set()
         self._num_withheld = 0
 
@@ -64,12 +65,12 @@ class FilterReusedOffloadingManager(DelegatingManager):
         return self.inner.prepare_store(distinct, ctx)
 
     def _count(self, key: OffloadKey, req_id: str) -> int:
-        """Count an offer, once for each request in a row, and return the new count."""
-        count, last = self._offers.pop(key, (0, None))
-        if last != req_id:
-            count += 1
-        self._offers[key] = (count, req_id)
-        return count
+        """Note an offer; return how many requests have made one, up to the threshold."""
+        offered_by = self._offers.pop(key, ())
+        if len(offered_by) < self._threshold and req_id not in offered_by:
+            offered_by = (*offered_by, req_id)
+        self._offers[key] = offered_by
+        return len(offered_by)
 
     @override
     def on_request_finished(self, ctx: ReqContext) -> None:

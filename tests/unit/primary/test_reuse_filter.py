@@ -50,6 +50,14 @@ def test_one_request_counts_once_however_often_it_offers() -> None:
     assert offer(manager, "another", "ab") == 2
 
 
+def test_requests_that_offer_by_turns_count_once_each() -> None:
+    manager = build(threshold=3)
+    first, second = start(manager, "r1"), start(manager, "r2")
+    for _ in range(10):
+        assert store(manager, chain("ab"), first) == store(manager, chain("ab"), second) == []
+    assert offer(manager, "r3", "ab") == 2
+
+
 def test_lookups_do_not_count() -> None:
     manager = build()
     for i in range(5):
