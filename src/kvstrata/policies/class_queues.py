@@ -13,11 +13,11 @@ from kvstrata.policies.reuse_curve import EDGES_S
 
 USES_MAX: Final = 10  # counted no further
 
-Rates = Sequence[Sequence[float]]
-"""What runs are worth, per class and age bin (`EDGES_S`)."""
-
 _next_use = count(1).__next__  # never the same in two queues: a run may move from one to another
 _next_number = count().__next__
+
+Rates = Sequence[Sequence[float]]
+"""What runs are worth, per class and age bin (`EDGES_S`)."""
 
 
 class Standing:
