@@ -105,7 +105,7 @@ class Board:
         self.num_resets = 0  # that have not ended
         self.num_deletions = 0  # calls of delete and reset: what was read before one may be gone
         self.is_closed = False
-        self.changed = threading.Condition(self.lock)  # a job ended, or room was made
+        self.changed = threading.Condition(self.lock)  # a job or removal ended, or room was made
         self.expiries: list[tuple[float, int, ObjectName]] = []  # a heap; may name what has left
         self.recent: set[ObjectName] = (
             set()
@@ -208,6 +208,16 @@ class Board:
             self.changed.wait(min(left_s, max(next_s, 0.0) + 0.001))
             self.expire_due()
         return self.jobs.job_ids()
+
+    def wait_until_removed(self, until_s: float) -> None:
+        """Wait, until that monotonic time at most, for objects that are on their way out."""
+        while not self.settings.read_only and (
+            self.leaving or self.leaving_prefixes or self.num_resets
+        ):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self.changed.wait(left_s)
 
     def say(
         self, kind: EventKind, names: Iterable[ObjectName], reason: RemovalReason | None

@@ -109,10 +109,12 @@ class Removals:
             with board.lock:
                 board.counters["failed_deletes"] += len(doomed.names)
                 board.leaving.difference_update(doomed.names)
+                board.changed.notify_all()
             return
         with board.lock:
             board.health.answered()
             board.leaving.difference_update(doomed.names)
+            board.changed.notify_all()
             board.say(EventKind.REMOVED, doomed.told, doomed.reason)
 
     def reset(self) -> None:
@@ -148,6 +150,7 @@ class Removals:
             board.num_resets -= 1
             cleared = OffloadingEvent(EventKind.CLEARED, (), board.env.name, RemovalReason.CLEARED)
             board.events.append(cleared)
+            board.changed.notify_all()
         board.pool.release(Lane.STORE)
 
     def remove_prefix(self, prefix: bytes) -> None:
@@ -193,5 +196,6 @@ class Removals:
             for name in found:
                 board.forget(name)
             board.leaving_prefixes.remove(prefix)
+            board.changed.notify_all()
             board.say(EventKind.REMOVED, dict.fromkeys([*known, *found]), RemovalReason.DELETED)
         board.pool.release(Lane.STORE)
