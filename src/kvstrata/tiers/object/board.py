@@ -28,7 +28,7 @@ from kvstrata.tiers.object.settings import ObjectSettings
 from kvstrata.tiers.object.workers import Lane, WorkerPool
 
 _NUM_STALE_MAX: Final = 1024
-_STORE_SHARE: Final = 0.75  # of all requests at one time, so that loads find a place beside them
+_STORE_SHARE: Final = 15 / 16  # of all requests at one time, so that loads find a place too
 HEX_KEY_BYTES_MAX: Final = 100  # longer keys are named by their hash
 
 COUNTERS: Final = (
@@ -105,7 +105,8 @@ class Board:
         self.num_resets = 0  # that have not ended
         self.num_deletions = 0  # calls of delete and reset: what was read before one may be gone
         self.is_closed = False
-        self.changed = threading.Condition(self.lock)  # a job ended, or room was made
+        self.job_ended = threading.Condition(self.lock)
+        self.room_made = threading.Condition(self.lock)  # or a write ended
         self.expiries: list[tuple[float, int, ObjectName]] = []  # a heap; may name what has left
         self.recent: set[ObjectName] = (
             set()
@@ -176,7 +177,7 @@ class Board:
         self.jobs.settle(copy.job.job_id, copy.key, outcome, self.env.clock.now_s())
         if copy.job.job_id not in self.jobs:
             del self._copies[copy.job.job_id]
-            self.changed.notify_all()
+            self.job_ended.notify_all()
 
     def expire_due(self) -> None:
         """Give up copies whose deadline has come, unless their slot is in use."""
@@ -205,7 +206,7 @@ class Board:
         self.expire_due()
         while len(self.jobs) and (left_s := until_s - time.monotonic()) > 0:
             next_s = self._deadlines[0][0] - self.env.clock.now_s() if self._deadlines else inf
-            self.changed.wait(min(left_s, max(next_s, 0.0) + 0.001))
+            self.job_ended.wait(min(left_s, max(next_s, 0.0) + 0.001))
             self.expire_due()
         return self.jobs.job_ids()
 

@@ -1,5 +1,6 @@
 """One bucket or directory through obstore: whole chunks in and out, failures sorted by kind."""
 
+import errno
 import logging
 import os
 import re
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 try:
     from obstore import delete, get, put
@@ -138,6 +139,8 @@ def sort_failure(tier: str, error: Exception) -> ObjectStoreError:
         kind = FailureKind.NOT_SUPPORTED
     if kind is None and isinstance(error, PermissionError):
         kind = FailureKind.DENIED
+    if isinstance(error, OSError) and error.errno is not None:
+        code = code or errno.errorcode.get(error.errno, "")
     if kind is None and not status:
         kind = next((kind for part, kind in _BY_TEXT if part in text), None)
     return ObjectStoreError(
@@ -168,8 +171,7 @@ class ObjectClient:
         """
         if self.is_conditional:
             try:
-                with self._sorted():
-                    put(self._store, path, list(parts), mode="create", use_multipart=False)
+                self._put(path, parts, mode="create")
             except ObjectStoreError as error:
                 if error.kind is FailureKind.EXISTS:
                     return False
@@ -180,9 +182,15 @@ class ObjectClient:
                 return True
         if self.size_of(path) is not None:
             return False
-        with self._sorted():
-            put(self._store, path, list(parts), use_multipart=False)
+        self._put(path, parts, mode="overwrite")
         return True
+
+    def _put(
+        self, path: str, parts: Sequence[bytes | memoryview], mode: Literal["create", "overwrite"]
+    ) -> None:
+        body = parts[0] if len(parts) == 1 else list(parts)  # a list costs more than its one part
+        with self._sorted():
+            put(self._store, path, body, mode=mode, use_multipart=False)
 
     def ask_before_writing(self) -> None:
         """From now on look for an object before it is written: the store has no other way."""
@@ -205,7 +213,7 @@ class ObjectClient:
             raise
 
     def read(self, path: str, num_bytes: int) -> memoryview:
-        """Return an object of exactly this size; of another size, no byte is read."""
+        """Return an object of exactly this size; one of another size is an error."""
         with self._sorted():
             found = get(self._store, path)
             if found.meta["size"] != num_bytes:

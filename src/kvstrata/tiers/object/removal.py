@@ -75,14 +75,14 @@ class Removals:
             with board.lock:
                 board.leaving.difference_update(names)
                 board.index.stayed(victims)
-                board.changed.notify_all()
+                board.room_made.notify_all()
             raise
         with board.lock:
             board.leaving.difference_update(names)
             board.recent.update(names)
             board.index.left(victims)
             board.say(EventKind.REMOVED, names, RemovalReason.EVICTED)
-            board.changed.notify_all()
+            board.room_made.notify_all()
 
     def _delete(self, names: Sequence[ObjectName]) -> None:
         board = self._board

@@ -66,7 +66,7 @@ class Stores:
                     board.writing.discard(copy.name)
                     board.index.reserved_bytes -= board.object_bytes
                     self._end(copy, result)
-                    board.changed.notify_all()
+                    board.room_made.notify_all()
 
     def _begin(self, copy: Copy) -> dict[ObjectName, Entry]:
         """Reserve room, and let the copy land if it has something to write; return who leaves."""
@@ -90,7 +90,7 @@ class Stores:
                 board.counters["dropped_stores"] += 1
                 board.settle(copy, Outcome.REFUSED)
                 return {}
-            board.changed.wait(_ROOM_WAIT_S)  # others on their way out, or in, decide
+            board.room_made.wait(_ROOM_WAIT_S)  # others on their way out, or in, decide
         return {}
 
     def _may_leave(self, name: ObjectName) -> bool:

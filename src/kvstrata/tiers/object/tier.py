@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from typing_extensions import override
 
@@ -21,11 +21,14 @@ from kvstrata.tiers.object.board import Board
 from kvstrata.tiers.object.client import ObjectClient
 from kvstrata.tiers.object.inventory import Inventory
 from kvstrata.tiers.object.loads import Loads
+from kvstrata.tiers.object.local_clients import DirectoryClient, MemoryClient
 from kvstrata.tiers.object.lookups import Lookups
 from kvstrata.tiers.object.removal import Removals
 from kvstrata.tiers.object.settings import ObjectSettings
 from kvstrata.tiers.object.startup import probe_store
 from kvstrata.tiers.object.stores import Stores
+
+_CLIENTS: Final = {"file": DirectoryClient, "memory": MemoryClient}
 
 
 class ObjectTier(SecondaryTierManager):
@@ -50,7 +53,8 @@ class ObjectTier(SecondaryTierManager):
         """
         parsed = parse_settings(ObjectSettings, settings, env.path)
         parsed.check(HEADER_BYTES + slots.chunk_bytes, env.path)
-        client = ObjectClient(parsed, env.name, env.path)
+        kind = _CLIENTS.get(parsed.scheme, ObjectClient)
+        client = kind(parsed, env.name, env.path)
         probe_store(client, parsed, env.path)
         self.is_persistent = parsed.scheme != "memory"
         self._board = Board(slots, env, parsed, client)
