@@ -14,12 +14,13 @@ from itertools import count
 from math import inf
 from typing import Final
 
-from kvstrata.core.events import EventKind, OffloadingEvent, RemovalReason
+from kvstrata.core.events import EventKind, RemovalReason
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.results import StoreJob
 from kvstrata.core.tier import TierEnv
 from kvstrata.tiers.chunk_format import HEADER_BYTES, NEVER_S, digest_namespace
+from kvstrata.tiers.event_log import EventLog
 from kvstrata.tiers.jobs import Job, JobBook, Outcome
 from kvstrata.tiers.object.client import ObjectClient, ObjectStoreError
 from kvstrata.tiers.object.health import Health
@@ -90,11 +91,11 @@ class Board:
         self.slots, self.env, self.settings, self.client = slots, env, settings, client
         self.pool = _make_pool(env.name, settings, self.object_bytes)
         self.lock = threading.RLock()
-        self.index = Index(settings.num_known_max, settings.max_bytes)
+        self.index = Index(settings.num_known_max, settings.cap_bytes)
         self.jobs = JobBook(slots.chunk_bytes)
         self.health = Health()
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self.events: list[OffloadingEvent] = []
+        self.events = EventLog(env.name)
         self.digest = digest_namespace(env.namespace)
         self.folder = f"{self.digest.hex()[:32]}/"
         self.storing: Counter[ObjectName] = Counter()  # stores that are not settled
@@ -108,9 +109,7 @@ class Board:
         self.job_ended = threading.Condition(self.lock)
         self.room_made = threading.Condition(self.lock)  # or a write ended
         self.expiries: list[tuple[float, int, ObjectName]] = []  # a heap; may name what has left
-        self.recent: set[ObjectName] = (
-            set()
-        )  # objects that came or left since the last listing began
+        self.recent: set[ObjectName] = set()  # came or left since the last listing began
         self._copies: dict[JobId, list[Copy]] = {}
         self._deadlines: list[tuple[float, JobId]] = []  # a heap; may name jobs that have ended
         self._order = count()
@@ -144,6 +143,10 @@ class Board:
     def is_ours(self, name: ObjectName) -> bool:
         """Say whether an object is of this namespace."""
         return not isinstance(name, str) or name.startswith(self.folder)
+
+    def may_leave(self, name: ObjectName) -> bool:
+        """Say whether no copy is using the object."""
+        return name not in self.loading and name not in self.writing
 
     def is_leaving(self, name: ObjectName) -> bool:
         """Say whether the object is being removed, so that it counts as gone."""
@@ -217,9 +220,7 @@ class Board:
         names = list(names)
         if reason is not None:
             self.counters[_REMOVED_AS[reason]] += len(names)
-        keys = [name for name in names if not isinstance(name, str)]
-        if keys:
-            self.events.append(OffloadingEvent(kind, keys, self.env.name, reason))
+        self.events.note(kind, [name for name in names if not isinstance(name, str)], reason)
 
     def note_read(self, name: ObjectName, expires_at_s: float, num_deletions: int) -> None:
         """Remember an object that was read, unless something was deleted since it was asked for.
@@ -236,7 +237,7 @@ class Board:
         """Remember that an object of a chunk exists; one that is leaving stays forgotten."""
         if self.is_leaving(name):
             return
-        self.index.note(name, Entry(self.object_bytes, expires_at_s))
+        self.index.note(name, Entry(self.object_bytes, expires_at_s), self.env.clock.wall_s())
         self._noted(name)
         if UNVERIFIED_S < expires_at_s < NEVER_S:
             heapq.heappush(self.expiries, (expires_at_s, next(self._order), name))

@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("obstore is missing: install kvstrata[object]") from error
 
 from kvstrata.core.errors import ConfigError, TierError
+from kvstrata.core.settings import join
 from kvstrata.tiers.object.settings import Addressing, ObjectSettings, Secret
 
 logger = logging.getLogger("kvstrata.object")
@@ -42,6 +43,7 @@ class FailureKind(Enum):
     BAD_SIGNATURE = "secret does not fit the access key"
     DENIED = "no permission"
     WRONG_REGION = "wrong region"
+    WRONG_ADDRESSING = "bucket named in the wrong place"
     NOT_SUPPORTED = "not supported by the store"
     THROTTLED = "throttled"
     SERVER_ERROR = "server error"
@@ -75,6 +77,10 @@ _BY_CODE: Final[Mapping[str, FailureKind]] = {
     "AuthorizationHeaderMalformed": FailureKind.WRONG_REGION,
     "IllegalLocationConstraintException": FailureKind.WRONG_REGION,
     "PermanentRedirect": FailureKind.WRONG_REGION,
+    "SecondLevelDomainForbidden": FailureKind.WRONG_ADDRESSING,
+    "PathStyleDomainForbidden": FailureKind.WRONG_ADDRESSING,
+    "VirtualHostDomainRequired": FailureKind.WRONG_ADDRESSING,
+    "InvalidPathAccess": FailureKind.WRONG_ADDRESSING,
     "NotImplemented": FailureKind.NOT_SUPPORTED,
     "SlowDown": FailureKind.THROTTLED,
     "ServerBusy": FailureKind.THROTTLED,
@@ -263,28 +269,31 @@ class ObjectClient:
 
 def open_store(settings: ObjectSettings, path: str) -> object:
     """Return obstore's client; its own repetition is off, since this tier repeats, and counts."""
-    config = {name: secret.reveal() for name, secret in settings.options.items()}
+    config: Any = {name: secret.reveal() for name, secret in settings.options.items()}
     if settings.scheme == "s3":
         config |= _s3_config(settings)
     elif settings.anonymous:
         config["skip_signature"] = "true"
-    remote: dict[str, Any] = {
-        "config": config,
-        "client_options": _client_options(settings),
-        "retry_config": {"max_retries": 0},
-    }
     local: dict[str, Any] = {"mkdir": True} if settings.scheme == "file" else {}
     url = f"{settings.url}/" if settings.scheme == "memory" else settings.url
     try:
-        return from_url(url, **(remote if settings.bucket else local))
+        if not settings.bucket:
+            return from_url(url, **local)
+        options: Any = _client_options(settings)
+        return from_url(url, config=config, client_options=options, retry_config={"max_retries": 0})
     except (BaseError, OSError, ValueError) as error:
-        raise ConfigError(path, _refusal(error, settings)) from None
+        bundle = settings.ca_bundle
+        is_about_it = bundle and ("ertificate" in str(error) or str(bundle) in str(error))
+        where = join(path, "ca_bundle") if is_about_it else path
+        raise ConfigError(where, _refusal(error, settings)) from None
 
 
 def _refusal(error: Exception, settings: ObjectSettings) -> str:
     text = str(error).partition("\n")[0]
-    for secret in settings.options.values():
-        text = text.replace(secret.reveal(), "***")
+    pair = (settings.access_key_id, settings.secret_access_key, settings.session_token)
+    for secret in (*settings.options.values(), *pair):
+        if secret is not None:
+            text = text.replace(secret.reveal(), "***")
     return f"{settings.scheme}:// can't be opened: {text}"
 
 

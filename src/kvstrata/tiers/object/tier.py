@@ -107,7 +107,7 @@ class ObjectTier(SecondaryTierManager):
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
         with self._board.lock:
-            self._board.index.touch(self._board.names_of(keys))
+            self._board.index.touch(self._board.names_of(keys), self._board.env.clock.wall_s())
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -120,8 +120,7 @@ class ObjectTier(SecondaryTierManager):
     @override
     def take_events(self) -> Iterable[OffloadingEvent]:
         with self._board.lock:
-            events, self._board.events = self._board.events, []
-            return events
+            return self._board.events.take()
 
     @override
     def cancel(self, job_id: JobId) -> None:
@@ -168,16 +167,23 @@ class ObjectTier(SecondaryTierManager):
                 "num_requests": board.pool.num_running(),
                 "num_requests_max": board.settings.num_requests_max,
             }
-            if board.settings.max_bytes is None:
+            if board.settings.cap_bytes is None:
                 owner = "owned by the store: its lifecycle rules remove objects"
+                if board.settings.read_only:
+                    owner = "owned by those that write: this tier only reads"
                 gauges["num_resident_max"] = board.settings.num_known_max
             else:
                 owner = "owned here: the least recently used objects are removed"
-                gauges["max_bytes"] = board.settings.max_bytes
+                gauges["max_bytes"] = board.settings.cap_bytes
                 gauges["is_counted"] = self._inventory.is_known
             return Stats(
                 gauges=gauges,
-                counters={**board.jobs.counters, **board.counters, **board.health.counters},
+                counters={
+                    **board.jobs.counters,
+                    **board.counters,
+                    **board.health.counters,
+                    "dropped_events": board.events.num_dropped,
+                },
                 jobs=board.jobs.snapshot(board.env.name, board.env.clock.now_s()),
                 state="closed" if board.is_closed else board.health.state,
                 notes={"capacity": owner, "url": board.settings.url},

@@ -124,7 +124,7 @@ class WorkerPool:
             ended, task = found
             try:
                 task()
-            except Exception:  # the top of a worker thread
+            except BaseException:  # the top of a worker thread; a panic of obstore is no Exception
                 logger.exception("%s: a task failed in a way that nobody foresaw", self._name)
             del task, found
 
