@@ -6,7 +6,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Self
 
@@ -154,10 +154,12 @@ class FaultProxy:
             self.seen.order.append(kind)
             self.seen.num_open += 1
             self.seen.num_open_max = max(self.seen.num_open_max, self.seen.num_open)
-        try:
+        with ExitStack() as request:
+            request.callback(self._end_one)
             self._pass.wait()
             faults = self._faults_for(kind)
             if faults is not None and faults.status is not None:
+                request.close()  # before the answer is out: who has it finds the request ended
                 client.sendall(_refusal(faults.status, faults.code, faults.region))
                 return True
             if faults is not None and faults.early is not None:
@@ -165,11 +167,13 @@ class FaultProxy:
             answer_head, answer = self._ask(head, body)
             if faults is not None:
                 return self._spoil(client, answer_head, answer, faults)
+            request.close()
             client.sendall(answer_head + answer)
             return True
-        finally:
-            with self._lock:
-                self.seen.num_open -= 1
+
+    def _end_one(self) -> None:
+        with self._lock:
+            self.seen.num_open -= 1
 
     def _faults_for(self, kind: str) -> Faults | None:
         with self._lock:

@@ -77,9 +77,9 @@ class Copy:
 
 def _make_pool(name: str, settings: ObjectSettings, object_bytes: int) -> WorkerPool:
     num_payloads_max = settings.inflight_bytes_max // object_bytes
-    num_stores_max = int(_STORE_SHARE * min(settings.num_requests_max, num_payloads_max))
+    num_stores_max = int(_STORE_SHARE * min(settings.num_threads_max, num_payloads_max))
     bounds = {Lane.STORE: max(1, num_stores_max)}
-    return WorkerPool(name, settings.num_requests_max, num_payloads_max, bounds)
+    return WorkerPool(name, settings.num_threads_max, num_payloads_max, bounds)
 
 
 class Board:

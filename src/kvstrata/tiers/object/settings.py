@@ -25,6 +25,7 @@ from kvstrata.core.settings import (
 _URL: Final = re.compile(r"(?P<scheme>[a-z0-9+.-]+)://(?P<rest>[^?#]*)(?P<tail>.*)", re.DOTALL)
 _BUCKET_SCHEMES: Final = ("s3", "gs", "az")
 _ONLY_S3: Final = (*("endpoint", "region", "access_key_id", "secret_access_key", "session_token"),)
+_LOCAL_MAX: Final = 8
 _KEY_PAIR: Final = ("access_key_id", "secret_access_key")
 _SCHEMES: Final = (*_BUCKET_SCHEMES, "file", "memory")
 
@@ -138,7 +139,7 @@ class ObjectSettings:
     relist_s: float = setting(parse_seconds, 600.0)  # how often others' objects are counted anew
     num_known_max: int = setting(parse_count(), 131_072)  # objects remembered as present
 
-    num_requests_max: int = setting(parse_count(), 64)
+    num_requests_max: int = setting(parse_count(), 64)  # at one time; 8 at most without a network
     inflight_bytes_max: int = setting(parse_bytes, 256 * 2**20)
     num_queued_stores_max: int = setting(parse_count(), 1024)
     num_lookups_max: int = setting(parse_count(), 8192)
@@ -163,6 +164,11 @@ class ObjectSettings:
         """The bucket or container; empty for directories and memory."""
         has_bucket = self.scheme in _BUCKET_SCHEMES
         return self.url.partition("://")[2].partition("/")[0] if has_bucket else ""
+
+    @property
+    def num_threads_max(self) -> int:
+        """Requests at one time. Where processors are what they wait for, more cost more."""
+        return self.num_requests_max if self.bucket else min(self.num_requests_max, _LOCAL_MAX)
 
     @property
     def cap_bytes(self) -> int | None:

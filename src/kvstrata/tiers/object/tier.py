@@ -165,7 +165,7 @@ class ObjectTier(SecondaryTierManager):
                 "num_lookups": self._lookups.num_waiting(),
                 "num_lookups_max": board.settings.num_lookups_max,
                 "num_requests": board.pool.num_running(),
-                "num_requests_max": board.settings.num_requests_max,
+                "num_requests_max": board.settings.num_threads_max,
             }
             if board.settings.cap_bytes is None:
                 owner = "owned by the store: its lifecycle rules remove objects"

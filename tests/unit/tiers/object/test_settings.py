@@ -135,3 +135,9 @@ def test_a_ca_bundle_that_is_none_is_named(tmp_path: Path, content: bytes | None
     with pytest.raises(ConfigError) as caught:
         open_store(settings, "tiers[1]")
     assert caught.value.path == "tiers[1].ca_bundle"
+
+
+def test_a_store_without_a_network_has_few_requests_at_one_time() -> None:
+    urls = ("s3://bucket", "file:///x", "memory://")
+    assert [parse(url=url).num_threads_max for url in urls] == [64, 8, 8]
+    assert parse(url="file:///x", num_requests_max=3).num_threads_max == 3
