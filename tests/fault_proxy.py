@@ -5,8 +5,8 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Self
 
@@ -149,46 +149,31 @@ class FaultProxy:
     def _answer(self, client: socket.socket, head: bytes, body: bytes) -> bool:
         """Answer one request; say whether the connection can be used again."""
         kind = _kind(head)
-        with self._counted(kind) as end:
+        with self._lock:
+            self.seen.requests[kind] += 1
+            self.seen.order.append(kind)
+            self.seen.num_open += 1
+            self.seen.num_open_max = max(self.seen.num_open_max, self.seen.num_open)
+        with ExitStack() as request:
+            request.callback(self._end_one)
             self._pass.wait()
             faults = self._faults_for(kind)
             if faults is not None and faults.status is not None:
-                end()
+                request.close()  # before the answer is out: who has it finds the request ended
                 client.sendall(_refusal(faults.status, faults.code, faults.region))
                 return True
             if faults is not None and faults.early is not None:
                 faults.early.wait()
             answer_head, answer = self._ask(head, body)
             if faults is not None:
-                return self._spoil(client, answer_head, answer, faults, end)
-            end()
+                return self._spoil(client, answer_head, answer, faults)
+            request.close()
             client.sendall(answer_head + answer)
             return True
 
-    @contextmanager
-    def _counted(self, kind: str) -> Iterator[Callable[[], None]]:
-        """Count a request as open until the given call, or the end.
-
-        Whoever has an answer must not find its request still open, so the call comes before the
-        answer.
-        """
-        is_open = True
-
-        def end() -> None:
-            nonlocal is_open
-            with self._lock:
-                self.seen.num_open -= is_open
-                is_open = False
-
+    def _end_one(self) -> None:
         with self._lock:
-            self.seen.requests[kind] += 1
-            self.seen.order.append(kind)
-            self.seen.num_open += 1
-            self.seen.num_open_max = max(self.seen.num_open_max, self.seen.num_open)
-        try:
-            yield end
-        finally:
-            end()
+            self.seen.num_open -= 1
 
     def _faults_for(self, kind: str) -> Faults | None:
         with self._lock:
@@ -214,14 +199,7 @@ class FaultProxy:
                 return _unchunked(answer_head, reader)
             return _kept_alive(answer_head), reader.read(_length(answer_head))
 
-    def _spoil(
-        self,
-        client: socket.socket,
-        head: bytes,
-        body: bytes,
-        faults: Faults,
-        end: Callable[[], None],
-    ) -> bool:
+    def _spoil(self, client: socket.socket, head: bytes, body: bytes, faults: Faults) -> bool:
         if faults.late is not None:
             faults.late.wait()
         if faults.blind and head.split(b" ", 2)[1] == b"412":
@@ -233,8 +211,6 @@ class FaultProxy:
             body = body[: -faults.truncate]
             if faults.shorten:
                 head = re.sub(rb"(?i)content-length: *\d+", b"Content-Length: %d" % len(body), head)
-        if faults.slow_bytes is None:
-            end()
         if faults.reset_after is not None:
             client.sendall((head + body)[: faults.reset_after])
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

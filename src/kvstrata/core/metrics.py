@@ -117,7 +117,12 @@ OBJECT_METRICS: Final = (
     Metric("lookup_timeouts", "counter", "chunks", "keys called a miss because a probe took long"),
     Metric("dropped_lookups", "counter", "chunks", "keys called a miss because too many waited"),
     Metric("evicted_chunks", "counter", "chunks", "objects removed to make room"),
-    Metric("expired_chunks", "counter", "chunks", "objects removed at the end of their ttl_s"),
+    Metric(
+        "expired_chunks",
+        "counter",
+        "chunks",
+        "objects removed at the end of their ttl_s, or of idle_s",
+    ),
     Metric("deleted_chunks", "counter", "chunks", "objects removed by delete"),
     Metric("external_chunks", "counter", "chunks", "objects that somebody else removed"),
     Metric("corrupt_objects", "counter", "chunks", "objects removed because they were damaged"),

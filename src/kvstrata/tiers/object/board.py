@@ -14,12 +14,13 @@ from itertools import count
 from math import inf
 from typing import Final
 
-from kvstrata.core.events import EventKind, OffloadingEvent, RemovalReason
+from kvstrata.core.events import EventKind, RemovalReason
 from kvstrata.core.keys import JobId, OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.results import StoreJob
 from kvstrata.core.tier import TierEnv
 from kvstrata.tiers.chunk_format import HEADER_BYTES, NEVER_S, digest_namespace
+from kvstrata.tiers.event_log import EventLog
 from kvstrata.tiers.jobs import Job, JobBook, Outcome
 from kvstrata.tiers.object.client import ObjectClient, ObjectStoreError
 from kvstrata.tiers.object.health import Health
@@ -28,7 +29,7 @@ from kvstrata.tiers.object.settings import ObjectSettings
 from kvstrata.tiers.object.workers import Lane, WorkerPool
 
 _NUM_STALE_MAX: Final = 1024
-_STORE_SHARE: Final = 0.75  # of all requests at one time, so that loads find a place beside them
+_STORE_SHARE: Final = 15 / 16  # of all requests at one time, so that loads find a place too
 HEX_KEY_BYTES_MAX: Final = 100  # longer keys are named by their hash
 
 COUNTERS: Final = (
@@ -76,9 +77,9 @@ class Copy:
 
 def _make_pool(name: str, settings: ObjectSettings, object_bytes: int) -> WorkerPool:
     num_payloads_max = settings.inflight_bytes_max // object_bytes
-    num_stores_max = int(_STORE_SHARE * min(settings.num_requests_max, num_payloads_max))
+    num_stores_max = int(_STORE_SHARE * min(settings.num_threads_max, num_payloads_max))
     bounds = {Lane.STORE: max(1, num_stores_max)}
-    return WorkerPool(name, settings.num_requests_max, num_payloads_max, bounds)
+    return WorkerPool(name, settings.num_threads_max, num_payloads_max, bounds)
 
 
 class Board:
@@ -90,11 +91,11 @@ class Board:
         self.slots, self.env, self.settings, self.client = slots, env, settings, client
         self.pool = _make_pool(env.name, settings, self.object_bytes)
         self.lock = threading.RLock()
-        self.index = Index(settings.num_known_max, settings.max_bytes)
+        self.index = Index(settings.num_known_max, settings.cap_bytes)
         self.jobs = JobBook(slots.chunk_bytes)
         self.health = Health()
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self.events: list[OffloadingEvent] = []
+        self.events = EventLog(env.name)
         self.digest = digest_namespace(env.namespace)
         self.folder = f"{self.digest.hex()[:32]}/"
         self.storing: Counter[ObjectName] = Counter()  # stores that are not settled
@@ -105,11 +106,11 @@ class Board:
         self.num_resets = 0  # that have not ended
         self.num_deletions = 0  # calls of delete and reset: what was read before one may be gone
         self.is_closed = False
-        self.changed = threading.Condition(self.lock)  # a job or removal ended, or room was made
+        self.job_ended = threading.Condition(self.lock)
+        self.room_made = threading.Condition(self.lock)  # or a write ended
+        self.removed = threading.Condition(self.lock)  # or given up
         self.expiries: list[tuple[float, int, ObjectName]] = []  # a heap; may name what has left
-        self.recent: set[ObjectName] = (
-            set()
-        )  # objects that came or left since the last listing began
+        self.recent: set[ObjectName] = set()  # came or left since the last listing began
         self._copies: dict[JobId, list[Copy]] = {}
         self._deadlines: list[tuple[float, JobId]] = []  # a heap; may name jobs that have ended
         self._order = count()
@@ -144,6 +145,10 @@ class Board:
         """Say whether an object is of this namespace."""
         return not isinstance(name, str) or name.startswith(self.folder)
 
+    def may_leave(self, name: ObjectName) -> bool:
+        """Say whether no copy is using the object."""
+        return name not in self.loading and name not in self.writing
+
     def is_leaving(self, name: ObjectName) -> bool:
         """Say whether the object is being removed, so that it counts as gone."""
         if self.num_resets > 0 or name in self.leaving:
@@ -176,7 +181,7 @@ class Board:
         self.jobs.settle(copy.job.job_id, copy.key, outcome, self.env.clock.now_s())
         if copy.job.job_id not in self.jobs:
             del self._copies[copy.job.job_id]
-            self.changed.notify_all()
+            self.job_ended.notify_all()
 
     def expire_due(self) -> None:
         """Give up copies whose deadline has come, unless their slot is in use."""
@@ -205,7 +210,7 @@ class Board:
         self.expire_due()
         while len(self.jobs) and (left_s := until_s - time.monotonic()) > 0:
             next_s = self._deadlines[0][0] - self.env.clock.now_s() if self._deadlines else inf
-            self.changed.wait(min(left_s, max(next_s, 0.0) + 0.001))
+            self.job_ended.wait(min(left_s, max(next_s, 0.0) + 0.001))
             self.expire_due()
         return self.jobs.job_ids()
 
@@ -217,7 +222,7 @@ class Board:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return
-            self.changed.wait(left_s)
+            self.removed.wait(left_s)
 
     def say(
         self, kind: EventKind, names: Iterable[ObjectName], reason: RemovalReason | None
@@ -226,9 +231,7 @@ class Board:
         names = list(names)
         if reason is not None:
             self.counters[_REMOVED_AS[reason]] += len(names)
-        keys = [name for name in names if not isinstance(name, str)]
-        if keys:
-            self.events.append(OffloadingEvent(kind, keys, self.env.name, reason))
+        self.events.note(kind, [name for name in names if not isinstance(name, str)], reason)
 
     def note_read(self, name: ObjectName, expires_at_s: float, num_deletions: int) -> None:
         """Remember an object that was read, unless something was deleted since it was asked for.
@@ -245,7 +248,7 @@ class Board:
         """Remember that an object of a chunk exists; one that is leaving stays forgotten."""
         if self.is_leaving(name):
             return
-        self.index.note(name, Entry(self.object_bytes, expires_at_s))
+        self.index.note(name, Entry(self.object_bytes, expires_at_s), self.env.clock.wall_s())
         self._noted(name)
         if UNVERIFIED_S < expires_at_s < NEVER_S:
             heapq.heappush(self.expiries, (expires_at_s, next(self._order), name))

@@ -1,5 +1,6 @@
 """One bucket or directory through obstore: whole chunks in and out, failures sorted by kind."""
 
+import errno
 import logging
 import os
 import re
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 try:
     from obstore import delete, get, put
@@ -18,6 +19,7 @@ except ImportError as error:
     raise ImportError("obstore is missing: install kvstrata[object]") from error
 
 from kvstrata.core.errors import ConfigError, TierError
+from kvstrata.core.settings import join
 from kvstrata.tiers.object.settings import Addressing, ObjectSettings, Secret
 
 logger = logging.getLogger("kvstrata.object")
@@ -41,6 +43,7 @@ class FailureKind(Enum):
     BAD_SIGNATURE = "secret does not fit the access key"
     DENIED = "no permission"
     WRONG_REGION = "wrong region"
+    WRONG_ADDRESSING = "bucket named in the wrong place"
     NOT_SUPPORTED = "not supported by the store"
     THROTTLED = "throttled"
     SERVER_ERROR = "server error"
@@ -74,6 +77,10 @@ _BY_CODE: Final[Mapping[str, FailureKind]] = {
     "AuthorizationHeaderMalformed": FailureKind.WRONG_REGION,
     "IllegalLocationConstraintException": FailureKind.WRONG_REGION,
     "PermanentRedirect": FailureKind.WRONG_REGION,
+    "SecondLevelDomainForbidden": FailureKind.WRONG_ADDRESSING,
+    "PathStyleDomainForbidden": FailureKind.WRONG_ADDRESSING,
+    "VirtualHostDomainRequired": FailureKind.WRONG_ADDRESSING,
+    "InvalidPathAccess": FailureKind.WRONG_ADDRESSING,
     "NotImplemented": FailureKind.NOT_SUPPORTED,
     "SlowDown": FailureKind.THROTTLED,
     "ServerBusy": FailureKind.THROTTLED,
@@ -138,6 +145,8 @@ def sort_failure(tier: str, error: Exception) -> ObjectStoreError:
         kind = FailureKind.NOT_SUPPORTED
     if kind is None and isinstance(error, PermissionError):
         kind = FailureKind.DENIED
+    if isinstance(error, OSError) and error.errno is not None:
+        code = code or errno.errorcode.get(error.errno, "")
     if kind is None and not status:
         kind = next((kind for part, kind in _BY_TEXT if part in text), None)
     return ObjectStoreError(
@@ -168,8 +177,7 @@ class ObjectClient:
         """
         if self.is_conditional:
             try:
-                with self._sorted():
-                    put(self._store, path, list(parts), mode="create", use_multipart=False)
+                self._put(path, parts, mode="create")
             except ObjectStoreError as error:
                 if error.kind is FailureKind.EXISTS:
                     return False
@@ -180,9 +188,15 @@ class ObjectClient:
                 return True
         if self.size_of(path) is not None:
             return False
-        with self._sorted():
-            put(self._store, path, list(parts), use_multipart=False)
+        self._put(path, parts, mode="overwrite")
         return True
+
+    def _put(
+        self, path: str, parts: Sequence[bytes | memoryview], mode: Literal["create", "overwrite"]
+    ) -> None:
+        body = parts[0] if len(parts) == 1 else list(parts)  # a list costs more than its one part
+        with self._sorted():
+            put(self._store, path, body, mode=mode, use_multipart=False)
 
     def ask_before_writing(self) -> None:
         """From now on look for an object before it is written: the store has no other way."""
@@ -205,7 +219,7 @@ class ObjectClient:
             raise
 
     def read(self, path: str, num_bytes: int) -> memoryview:
-        """Return an object of exactly this size; of another size, no byte is read."""
+        """Return an object of exactly this size; one of another size is an error."""
         with self._sorted():
             found = get(self._store, path)
             if found.meta["size"] != num_bytes:
@@ -255,28 +269,31 @@ class ObjectClient:
 
 def open_store(settings: ObjectSettings, path: str) -> object:
     """Return obstore's client; its own repetition is off, since this tier repeats, and counts."""
-    config = {name: secret.reveal() for name, secret in settings.options.items()}
+    config: Any = {name: secret.reveal() for name, secret in settings.options.items()}
     if settings.scheme == "s3":
         config |= _s3_config(settings)
     elif settings.anonymous:
         config["skip_signature"] = "true"
-    remote: dict[str, Any] = {
-        "config": config,
-        "client_options": _client_options(settings),
-        "retry_config": {"max_retries": 0},
-    }
     local: dict[str, Any] = {"mkdir": True} if settings.scheme == "file" else {}
     url = f"{settings.url}/" if settings.scheme == "memory" else settings.url
     try:
-        return from_url(url, **(remote if settings.bucket else local))
+        if not settings.bucket:
+            return from_url(url, **local)
+        options: Any = _client_options(settings)
+        return from_url(url, config=config, client_options=options, retry_config={"max_retries": 0})
     except (BaseError, OSError, ValueError) as error:
-        raise ConfigError(path, _refusal(error, settings)) from None
+        bundle = settings.ca_bundle
+        is_about_it = bundle and ("ertificate" in str(error) or str(bundle) in str(error))
+        where = join(path, "ca_bundle") if is_about_it else path
+        raise ConfigError(where, _refusal(error, settings)) from None
 
 
 def _refusal(error: Exception, settings: ObjectSettings) -> str:
     text = str(error).partition("\n")[0]
-    for secret in settings.options.values():
-        text = text.replace(secret.reveal(), "***")
+    pair = (settings.access_key_id, settings.secret_access_key, settings.session_token)
+    for secret in (*settings.options.values(), *pair):
+        if secret is not None:
+            text = text.replace(secret.reveal(), "***")
     return f"{settings.scheme}:// can't be opened: {text}"
 
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from math import inf
 from typing import Final, NamedTuple
 
@@ -37,6 +38,7 @@ class Index:
         self.reserved_bytes = 0  # of objects that are being written
         self.leaving_bytes = 0  # of objects that are being removed to make room
         self._num_max = num_max
+        self._used_at_s: dict[ObjectName, float] = {}  # with a cap; in seconds since 1970
         self._entries: OrderedDict[ObjectName, Entry] = OrderedDict()
         # What is known of an object. Not a method, since lookups call it for each of their keys.
         self.get: Callable[[ObjectName], Entry | None] = self._entries.get
@@ -58,24 +60,29 @@ class Index:
         entry = self._entries.get(name)
         return entry is not None and entry.expires_at_s > wall_s
 
-    def note(self, name: ObjectName, entry: Entry) -> None:
-        """Remember that an object exists and was used now."""
+    def note(self, name: ObjectName, entry: Entry, used_at_s: float = -inf) -> None:
+        """Remember that an object exists, as the one that was used last."""
         self.forget(name)
         self._entries[name] = entry
+        if self.max_bytes is not None:
+            self._used_at_s[name] = used_at_s
         self.used_bytes += entry.num_bytes
         if self.max_bytes is None and len(self._entries) > self._num_max:
             self.forget(next(iter(self._entries)))
 
-    def touch(self, names: Sequence[ObjectName]) -> None:
+    def touch(self, names: Sequence[ObjectName], wall_s: float) -> None:
         """Note one use of objects, in prefix order: the head will be the last of them to leave."""
         here = [name for name in reversed(names) if name in self._entries]
         consume(map(self._entries.move_to_end, here))
+        if self.max_bytes is not None:
+            self._used_at_s.update(dict.fromkeys(here, wall_s))
 
     def forget(self, name: ObjectName) -> Entry | None:
         """Drop an object and return what was known of it."""
         entry = self._entries.pop(name, None)
         if entry is not None:
             self.used_bytes -= entry.num_bytes
+            self._used_at_s.pop(name, None)
         return entry
 
     def forget_all(self, is_meant: Callable[[ObjectName], bool]) -> None:
@@ -84,21 +91,29 @@ class Index:
             self.forget(name)
 
     def adopt(
-        self, listed: dict[ObjectName, int], is_recent: Callable[[ObjectName], bool]
+        self, listed: dict[ObjectName, tuple[int, float]], is_recent: Callable[[ObjectName], bool]
     ) -> list[ObjectName]:
         """Make the index equal to a listing, oldest object first; return what is gone.
 
         Args:
-            listed: Sizes by name.
+            listed: Sizes and times of the last change, in seconds since 1970, by name.
             is_recent: Says which came or left since the listing began: they stay as they are.
         """
         gone = [name for name in self._entries if name not in listed and not is_recent(name)]
         for name in gone:
             self.forget(name)
-        for name, num_bytes in listed.items():
+        for name, (num_bytes, changed_at_s) in listed.items():
             if name not in self._entries and not is_recent(name):
-                self.note(name, Entry(num_bytes, UNVERIFIED_S))
+                self.note(name, Entry(num_bytes, UNVERIFIED_S), changed_at_s)
         return gone
+
+    def idle(
+        self, before_s: float, may_leave: Callable[[ObjectName], bool]
+    ) -> Sequence[ObjectName]:
+        """Return objects whose last use is older, up to the first in order that is not."""
+        used_at_s = self._used_at_s
+        old = takewhile(lambda name: used_at_s[name] < before_s, self._entries)
+        return list(filter(may_leave, old)) if self.max_bytes is not None else ()
 
     def fits(self, num_bytes: int) -> bool:
         """Say whether one more object of this size stays within the cap."""
@@ -142,12 +157,13 @@ class Index:
         """Note that victims could not be removed: they are the first to leave next time."""
         self.left(victims)
         for name, entry in reversed(victims.items()):
-            self.note(name, entry)
+            self.note(name, entry)  # unused since for ever
             self._entries.move_to_end(name, last=False)
 
     def check(self) -> None:
         """Assert every invariant."""
         assert self.used_bytes == sum(entry.num_bytes for entry in self._entries.values())
+        assert self.max_bytes is None or self._used_at_s.keys() == self._entries.keys()
         assert self.reserved_bytes >= 0
         assert self.leaving_bytes >= 0
         assert self.max_bytes is not None or len(self._entries) <= self._num_max

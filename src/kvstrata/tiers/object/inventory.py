@@ -29,7 +29,7 @@ class Inventory:
         self._removals = removals
         self._next_s = board.env.clock.now_s()
         self._is_running = False
-        self.is_known = board.settings.max_bytes is None
+        self.is_known = board.settings.cap_bytes is None
         if not self.is_known:
             board.pool.hold(Lane.STORE)
             self.end_step()
@@ -37,7 +37,7 @@ class Inventory:
     def end_step(self) -> None:
         """Start a listing if one is due. The caller holds the lock."""
         board = self._board
-        if board.settings.max_bytes is None or self._is_running:
+        if board.settings.cap_bytes is None or self._is_running:
             return
         if board.env.clock.now_s() >= self._next_s:
             self._is_running = True
@@ -56,7 +56,7 @@ class Inventory:
             return
         found.sort(key=lambda each: each.modified_s)
         with board.lock:
-            listed = {board.name_of(each.path): each.num_bytes for each in found}
+            listed = {board.name_of(each.path): (each.num_bytes, each.modified_s) for each in found}
             gone = board.index.adopt(
                 listed, lambda name: name in board.recent or name in board.writing
             )
@@ -65,7 +65,7 @@ class Inventory:
             self._next_s = board.env.clock.now_s() + board.settings.relist_s
             self._is_running = False
             is_first, self.is_known = not self.is_known, True
-            victims = board.index.make_room(0, lambda name: name not in board.loading)
+            victims = board.index.make_room(0, board.may_leave)
             board.leaving.update(victims)
         if is_first:
             board.pool.release(Lane.STORE)

@@ -121,7 +121,7 @@ class Lookups:
         self._absent = dict.fromkeys(untold[-most:], False)
         self._queue.extend(self._asked)
         self._asked.clear()
-        num_idle = self._board.settings.num_requests_max - self._num_pulling
+        num_idle = self._board.settings.num_threads_max - self._num_pulling
         num_new = max(0, min(num_idle, len(self._queue) - self._num_pulling))
         self._num_pulling += num_new
         self._board.pool.submit(Lane.PROBE, *([self._pull] * num_new))

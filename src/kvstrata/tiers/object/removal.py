@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from kvstrata.core.events import EventKind, OffloadingEvent, RemovalReason
+from kvstrata.core.events import EventKind, RemovalReason
 from kvstrata.tiers.object.board import Board
 from kvstrata.tiers.object.client import RETRIED, ObjectStoreError
 from kvstrata.tiers.object.index import Entry, ObjectName
@@ -50,7 +50,7 @@ class Removals:
             board.pool.submit(Lane.UPKEEP, partial(self._remove, doomed))
 
     def expire(self) -> None:
-        """Start removing known objects whose time has come. The caller holds the lock."""
+        """Start removing known objects that have expired, or idle. The caller holds the lock."""
         board = self._board
         wall_s = board.env.clock.wall_s()
         due = []
@@ -58,6 +58,8 @@ class Removals:
             _, _, name = heapq.heappop(board.expiries)
             if name in board.index and not board.index.holds(name, wall_s):
                 due.append(name)
+        if board.settings.idle_s is not None:
+            due += board.index.idle(wall_s - board.settings.idle_s, board.may_leave)
         if due:
             self.remove(due, RemovalReason.EXPIRED)
 
@@ -75,14 +77,16 @@ class Removals:
             with board.lock:
                 board.leaving.difference_update(names)
                 board.index.stayed(victims)
-                board.changed.notify_all()
+                board.room_made.notify_all()
+                board.removed.notify_all()
             raise
         with board.lock:
             board.leaving.difference_update(names)
             board.recent.update(names)
             board.index.left(victims)
+            board.removed.notify_all()
             board.say(EventKind.REMOVED, names, RemovalReason.EVICTED)
-            board.changed.notify_all()
+            board.room_made.notify_all()
 
     def _delete(self, names: Sequence[ObjectName]) -> None:
         board = self._board
@@ -109,12 +113,12 @@ class Removals:
             with board.lock:
                 board.counters["failed_deletes"] += len(doomed.names)
                 board.leaving.difference_update(doomed.names)
-                board.changed.notify_all()
+                board.removed.notify_all()
             return
         with board.lock:
             board.health.answered()
             board.leaving.difference_update(doomed.names)
-            board.changed.notify_all()
+            board.removed.notify_all()
             board.say(EventKind.REMOVED, doomed.told, doomed.reason)
 
     def reset(self) -> None:
@@ -148,9 +152,8 @@ class Removals:
         with board.lock:
             board.index.forget_all(board.is_ours)
             board.num_resets -= 1
-            cleared = OffloadingEvent(EventKind.CLEARED, (), board.env.name, RemovalReason.CLEARED)
-            board.events.append(cleared)
-            board.changed.notify_all()
+            board.events.note(EventKind.CLEARED, reason=RemovalReason.CLEARED)
+            board.removed.notify_all()
         board.pool.release(Lane.STORE)
 
     def remove_prefix(self, prefix: bytes) -> None:
@@ -196,6 +199,6 @@ class Removals:
             for name in found:
                 board.forget(name)
             board.leaving_prefixes.remove(prefix)
-            board.changed.notify_all()
+            board.removed.notify_all()
             board.say(EventKind.REMOVED, dict.fromkeys([*known, *found]), RemovalReason.DELETED)
         board.pool.release(Lane.STORE)

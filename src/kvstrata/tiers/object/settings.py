@@ -24,6 +24,8 @@ from kvstrata.core.settings import (
 
 _URL: Final = re.compile(r"(?P<scheme>[a-z0-9+.-]+)://(?P<rest>[^?#]*)(?P<tail>.*)", re.DOTALL)
 _BUCKET_SCHEMES: Final = ("s3", "gs", "az")
+_ONLY_S3: Final = (*("endpoint", "region", "access_key_id", "secret_access_key", "session_token"),)
+_LOCAL_MAX: Final = 8
 _KEY_PAIR: Final = ("access_key_id", "secret_access_key")
 _SCHEMES: Final = (*_BUCKET_SCHEMES, "file", "memory")
 
@@ -133,10 +135,11 @@ class ObjectSettings:
     read_only: bool = setting(parse_bool, default=False)  # stores are refused, nothing is removed
 
     max_bytes: int | None = setting(optional(parse_bytes), None)  # None: the store's own rules
+    idle_s: float | None = setting(optional(parse_seconds), None)  # unused for longer: leaves
     relist_s: float = setting(parse_seconds, 600.0)  # how often others' objects are counted anew
     num_known_max: int = setting(parse_count(), 131_072)  # objects remembered as present
 
-    num_requests_max: int = setting(parse_count(), 64)
+    num_requests_max: int = setting(parse_count(), 64)  # at one time; 8 at most without a network
     inflight_bytes_max: int = setting(parse_bytes, 256 * 2**20)
     num_queued_stores_max: int = setting(parse_count(), 1024)
     num_lookups_max: int = setting(parse_count(), 8192)
@@ -162,13 +165,33 @@ class ObjectSettings:
         has_bucket = self.scheme in _BUCKET_SCHEMES
         return self.url.partition("://")[2].partition("/")[0] if has_bucket else ""
 
+    @property
+    def num_threads_max(self) -> int:
+        """Requests at one time. Where processors are what they wait for, more cost more."""
+        return self.num_requests_max if self.bucket else min(self.num_requests_max, _LOCAL_MAX)
+
+    @property
+    def cap_bytes(self) -> int | None:
+        """The cap that this tier has to keep; None: none, or others keep it."""
+        return None if self.read_only else self.max_bytes
+
     def check(self, object_bytes: int, path: str) -> None:
         """Check what more than one setting decides.
 
         Raises:
-            ConfigError: A credential lacks its other half, a timeout is 0, or a bound holds no
-                object.
+            ConfigError: A setting means nothing for such a URL, a credential lacks its other half,
+                a timeout is 0, or a bound holds no object.
         """
+        for name in _ONLY_S3 if self.bucket else (*_ONLY_S3, "options", "ca_bundle"):
+            if self.scheme != "s3" and getattr(self, name):
+                instead = "; see options" if self.bucket else ""
+                raise ConfigError(join(path, name), f"means nothing for {self.scheme}://{instead}")
+        if self.idle_s is not None and self.max_bytes is None:
+            raise ConfigError(
+                join(path, "idle_s"),
+                "needs max_bytes: without it the store owns the capacity, so give the bucket a "
+                "lifecycle rule that removes old objects",
+            )
         for one, other in (_KEY_PAIR, _KEY_PAIR[::-1]):
             if getattr(self, one) is None and getattr(self, other) is not None:
                 raise ConfigError(join(path, one), f"is required beside {other}")

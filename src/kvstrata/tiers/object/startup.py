@@ -87,6 +87,11 @@ def _blame(error: ObjectStoreError, doing: str, settings: ObjectSettings, path: 
             f"the key is good, but has no permission to {doing} in {bucket}",
         ),
         FailureKind.WRONG_REGION: ("region", f"{settings.region!r} is not the bucket's{home}"),
+        FailureKind.WRONG_ADDRESSING: (
+            "addressing",
+            f'{where} takes no requests of the style "{settings.addressing.value}"; try '
+            + ('"path"' if is_virtual else '"virtual", with the bucket\'s own host as endpoint'),
+        ),
         FailureKind.UNREACHABLE: ("endpoint", f"{where} can't be reached"),
         FailureKind.TIMEOUT: (
             "endpoint",

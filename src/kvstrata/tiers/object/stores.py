@@ -66,7 +66,7 @@ class Stores:
                     board.writing.discard(copy.name)
                     board.index.reserved_bytes -= board.object_bytes
                     self._end(copy, result)
-                    board.changed.notify_all()
+                    board.room_made.notify_all()
 
     def _begin(self, copy: Copy) -> dict[ObjectName, Entry]:
         """Reserve room, and let the copy land if it has something to write; return who leaves."""
@@ -78,7 +78,7 @@ class Stores:
             if board.index.holds(copy.name, board.env.clock.wall_s()):
                 board.settle(copy, Outcome.PRESENT)
                 return {}
-            victims = board.index.make_room(board.object_bytes, self._may_leave)
+            victims = board.index.make_room(board.object_bytes, board.may_leave)
             board.leaving.update(victims)
             if victims or board.index.fits(board.object_bytes):
                 board.writing.add(copy.name)
@@ -90,11 +90,8 @@ class Stores:
                 board.counters["dropped_stores"] += 1
                 board.settle(copy, Outcome.REFUSED)
                 return {}
-            board.changed.wait(_ROOM_WAIT_S)  # others on their way out, or in, decide
+            board.room_made.wait(_ROOM_WAIT_S)  # others on their way out, or in, decide
         return {}
-
-    def _may_leave(self, name: ObjectName) -> bool:
-        return name not in self._board.loading and name not in self._board.writing
 
     def _write(self, copy: Copy) -> bool:
         board = self._board

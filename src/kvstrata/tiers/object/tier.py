@@ -3,7 +3,7 @@
 import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from typing_extensions import override
 
@@ -22,11 +22,14 @@ from kvstrata.tiers.object.board import Board
 from kvstrata.tiers.object.client import ObjectClient
 from kvstrata.tiers.object.inventory import Inventory
 from kvstrata.tiers.object.loads import Loads
+from kvstrata.tiers.object.local_clients import DirectoryClient, MemoryClient
 from kvstrata.tiers.object.lookups import Lookups
 from kvstrata.tiers.object.removal import Removals
 from kvstrata.tiers.object.settings import ObjectSettings
 from kvstrata.tiers.object.startup import probe_store
 from kvstrata.tiers.object.stores import Stores
+
+_CLIENTS: Final = {"file": DirectoryClient, "memory": MemoryClient}
 
 
 class ObjectTier(SecondaryTierManager):
@@ -51,7 +54,8 @@ class ObjectTier(SecondaryTierManager):
         """
         parsed = parse_settings(ObjectSettings, settings, env.path)
         parsed.check(HEADER_BYTES + slots.chunk_bytes, env.path)
-        client = ObjectClient(parsed, env.name, env.path)
+        kind = _CLIENTS.get(parsed.scheme, ObjectClient)
+        client = kind(parsed, env.name, env.path)
         probe_store(client, parsed, env.path)
         self.is_persistent = parsed.scheme != "memory"
         self._board = Board(slots, env, parsed, client)
@@ -104,7 +108,7 @@ class ObjectTier(SecondaryTierManager):
     @override
     def touch(self, keys: Sequence[OffloadKey], ctx: ReqContext) -> None:
         with self._board.lock:
-            self._board.index.touch(self._board.names_of(keys))
+            self._board.index.touch(self._board.names_of(keys), self._board.env.clock.wall_s())
 
     @override
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -117,8 +121,7 @@ class ObjectTier(SecondaryTierManager):
     @override
     def take_events(self) -> Iterable[OffloadingEvent]:
         with self._board.lock:
-            events, self._board.events = self._board.events, []
-            return events
+            return self._board.events.take()
 
     @override
     def cancel(self, job_id: JobId) -> None:
@@ -163,18 +166,25 @@ class ObjectTier(SecondaryTierManager):
                 "num_lookups": self._lookups.num_waiting(),
                 "num_lookups_max": board.settings.num_lookups_max,
                 "num_requests": board.pool.num_running(),
-                "num_requests_max": board.settings.num_requests_max,
+                "num_requests_max": board.settings.num_threads_max,
             }
-            if board.settings.max_bytes is None:
+            if board.settings.cap_bytes is None:
                 owner = "owned by the store: its lifecycle rules remove objects"
+                if board.settings.read_only:
+                    owner = "owned by those that write: this tier only reads"
                 gauges["num_resident_max"] = board.settings.num_known_max
             else:
                 owner = "owned here: the least recently used objects are removed"
-                gauges["max_bytes"] = board.settings.max_bytes
+                gauges["max_bytes"] = board.settings.cap_bytes
                 gauges["is_counted"] = self._inventory.is_known
             return Stats(
                 gauges=gauges,
-                counters={**board.jobs.counters, **board.counters, **board.health.counters},
+                counters={
+                    **board.jobs.counters,
+                    **board.counters,
+                    **board.health.counters,
+                    "dropped_events": board.events.num_dropped,
+                },
                 jobs=board.jobs.snapshot(board.env.name, board.env.clock.now_s()),
                 state="closed" if board.is_closed else board.health.state,
                 notes={"capacity": owner, "url": board.settings.url},

@@ -26,9 +26,6 @@ class Lane(IntEnum):
 
 _WITH_PAYLOAD: Final = (Lane.LOAD, Lane.STORE)
 
-_NUM_STARTS_MAX: Final = 4
-"""Threads that one call starts or wakes; these do the same for others while there is work."""
-
 
 class WorkerPool:
     """At most `num_threads_max` threads, started as they are needed, kept until `close`.
@@ -66,21 +63,21 @@ class WorkerPool:
         with self._wake:
             if self._is_closed:
                 return
-            if delay_s > 0:
-                due_s = time.monotonic() + delay_s
-                for task in tasks:
-                    heapq.heappush(self._later, (due_s, next(self._order), lane, task))
-            else:
+            if delay_s <= 0:
                 self._waiting[lane].extend(tasks)
-            self._start_threads()
-            self._wake.notify(min(len(tasks), _NUM_STARTS_MAX))
+                if self._next_lane() is not None:
+                    self._call_thread()
+                return
+            due_s = time.monotonic() + delay_s
+            for task in tasks:
+                heapq.heappush(self._later, (due_s, next(self._order), lane, task))
+            self._call_thread()  # one has to wake up in time
 
-    def _start_threads(self) -> None:
-        num_queued = sum(map(len, self._waiting.values())) + len(self._later)
-        num_missing = min(
-            num_queued - self._num_idle, self._num_threads_max - len(self._threads), _NUM_STARTS_MAX
-        )
-        for _ in range(num_missing):
+    def _call_thread(self) -> None:
+        """Let one more thread look for a task. Who finds one calls the next while there is more."""
+        if self._num_idle:
+            self._wake.notify()
+        elif len(self._threads) < self._num_threads_max:
             name = f"{self._name}-{len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._threads.append(thread)
@@ -95,7 +92,8 @@ class WorkerPool:
         """Take back one `hold`."""
         with self._wake:
             self._held[lane] -= 1
-            self._wake.notify_all()
+            if self._next_lane() is not None:
+                self._call_thread()
 
     def num_running(self) -> int:
         """Return how many tasks run now."""
@@ -121,36 +119,51 @@ class WorkerPool:
         return not any(thread.is_alive() for thread in threads)
 
     def _run(self) -> None:
-        while (found := self._next()) is not None:
-            lane, task = found
+        ended: Lane | None = None
+        while (found := self._next(ended)) is not None:
+            ended, task = found
             try:
                 task()
-            except Exception:  # the top of a worker thread
+            except BaseException:  # the top of a worker thread; a panic of obstore is no Exception
                 logger.exception("%s: a task failed in a way that nobody foresaw", self._name)
             del task, found
-            with self._wake:
-                self._running[lane] -= 1
-                self._wake.notify()
 
-    def _next(self) -> tuple[Lane, Task] | None:
-        """Wait for a task that may run; None: the pool is closed."""
+    def _next(self, ended: Lane | None) -> tuple[Lane, Task] | None:
+        """Note that a task of a lane ended, and wait for one that may run; None: closed."""
         with self._wake:
+            if ended is not None:
+                self._running[ended] -= 1
             while not self._is_closed:
-                now_s = time.monotonic()
-                while self._later and self._later[0][0] <= now_s:
-                    _, _, lane, task = heapq.heappop(self._later)
-                    self._waiting[lane].append(task)
-                for lane in Lane:
-                    if self._waiting[lane] and self._may_run(lane):
-                        self._running[lane] += 1
-                        if any(self._waiting.values()):
-                            self._start_threads()
-                            self._wake.notify()
-                        return lane, self._waiting[lane].popleft()
+                pause_s = self._take_due()
+                lane = self._next_lane()
+                if lane is not None:
+                    task = self._waiting[lane].popleft()
+                    self._running[lane] += 1
+                    # A thread that is woken for nothing costs more than many a task.
+                    if self._next_lane() is not None:
+                        self._call_thread()
+                    return lane, task
                 self._num_idle += 1
-                self._wake.wait(self._later[0][0] - now_s if self._later else None)
+                self._wake.wait(pause_s)
                 self._num_idle -= 1
             return None
+
+    def _take_due(self) -> float | None:
+        """Queue the tasks whose time has come; return how long it is to the next one."""
+        while self._later:
+            pause_s = self._later[0][0] - time.monotonic()
+            if pause_s > 0:
+                return pause_s
+            _, _, lane, task = heapq.heappop(self._later)
+            self._waiting[lane].append(task)
+        return None
+
+    def _next_lane(self) -> Lane | None:
+        """Return the most urgent lane of those that have a task which may run."""
+        for lane, waiting in self._waiting.items():
+            if waiting and self._may_run(lane):
+                return lane
+        return None
 
     def _may_run(self, lane: Lane) -> bool:
         if self._held[lane] or self._running[lane] >= self._num_max.get(

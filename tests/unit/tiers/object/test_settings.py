@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("obstore")
@@ -5,6 +7,7 @@ pytest.importorskip("obstore")
 from kvstrata.core.config import Config
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.settings import parse_settings
+from kvstrata.tiers.object.client import open_store
 from kvstrata.tiers.object.settings import Addressing, ObjectSettings
 
 SECRET = "abc-very-secret-xyz"
@@ -102,3 +105,39 @@ def test_paths_name_the_bucket_unless_told_otherwise() -> None:
     assert parse().addressing is Addressing.PATH
     assert parse(addressing="virtual").addressing is Addressing.VIRTUAL
     assert parse().bucket == "bucket"
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ({"url": "gs://bucket", **PAIR}, "access_key_id: means nothing for gs://; see options"),
+        ({"url": "az://box", "region": "x"}, "region: means nothing for az://; see options"),
+        ({"url": "file:///x", "endpoint": "http://x"}, "endpoint: means nothing for file://"),
+        ({"url": "memory://", "options": {"a": "b"}}, "options: means nothing for memory://"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_refused(raw: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=f"tiers.1..{text}") as caught:
+        parse(**raw).check(10, "tiers[1]")
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"garbage", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", None],
+)
+def test_a_ca_bundle_that_is_none_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_bytes(content or b"")
+    settings = parse(ca_bundle=str(file))
+    if content is None:
+        file.unlink()
+    with pytest.raises(ConfigError) as caught:
+        open_store(settings, "tiers[1]")
+    assert caught.value.path == "tiers[1].ca_bundle"
+
+
+def test_a_store_without_a_network_has_few_requests_at_one_time() -> None:
+    urls = ("s3://bucket", "file:///x", "memory://")
+    assert [parse(url=url).num_threads_max for url in urls] == [64, 8, 8]
+    assert parse(url="file:///x", num_requests_max=3).num_threads_max == 3

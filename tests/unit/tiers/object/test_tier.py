@@ -18,6 +18,7 @@ from kvstrata.core.events import EventKind, RemovalReason
 from kvstrata.core.keys import OffloadKey
 from kvstrata.core.memory import SlotView
 from kvstrata.core.metrics import OBJECT_METRICS, TIER_METRICS
+from kvstrata.core.request import ReqContext
 from kvstrata.core.results import LookupResult
 from kvstrata.core.tier import SecondaryTierManager, TierEnv
 from kvstrata.testing import FakeClock, FakeRegion, numbered_key, pattern
@@ -130,12 +131,14 @@ def test_an_object_of_another_size_is_a_miss_and_is_cleaned_up(
     assert not path.exists()
 
 
-def test_a_load_of_an_object_of_another_size_reads_nothing_of_it(
-    open_tier: Open, slots: SlotView, folder: Path
+@pytest.mark.parametrize("change_bytes", [-1, 1, 100])
+def test_a_load_of_an_object_of_another_size_leaves_the_slot_alone(
+    open_tier: Open, slots: SlotView, folder: Path, change_bytes: int
 ) -> None:
     tier = open_tier()
     store(tier, 1, {A: 0})
-    object_of(folder, A).write_bytes(b"short")
+    path = object_of(folder, A)
+    path.write_bytes((path.read_bytes() + bytes(100))[: OBJECT_BYTES + change_bytes])
     untouched = bytes(slots[5])
     assert load(tier, 2, {A: 5}).corrupt == {A}
     assert slots[5] == untouched
@@ -229,6 +232,37 @@ def test_what_has_expired_leaves_without_being_asked_for(
     store(tier, 1, {A: 0, B: 1}, expires_at_s=(clock.wall_s() + 60, inf))
     clock.advance(61)
     assert settled(tier, lambda: len(objects(folder)) == 1)
+
+
+def test_what_is_idle_leaves_and_what_is_used_stays(
+    open_tier: Open, clock: FakeClock, folder: Path
+) -> None:
+    tier = open_tier(max_bytes="1MiB", idle_s=60)
+    store(tier, 1, {A: 0, B: 1, C: 2})
+    clock.advance(40)
+    tier.touch([B], ReqContext("one"))
+    load(tier, 2, {C: 5})
+    assert len(objects(folder)) == 3
+    clock.advance(40)
+    assert settled(tier, lambda: tier.get_stats()["expired_chunks"] == 1)
+    assert {path.name for path in objects(folder)} == {key.hex() for key in (B, C)}
+    assert look_up(tier, A) is LookupResult.MISS
+    removed = [event for event in tier.take_events() if event.kind is EventKind.REMOVED]
+    assert [(event.keys, event.reason) for event in removed] == [([A], RemovalReason.EXPIRED)]
+
+
+def test_idleness_goes_on_over_a_restart(open_tier: Open, clock: FakeClock, folder: Path) -> None:
+    store(open_tier(), 1, {A: 0, B: 1})
+    for key, age_s in ((A, 70.0), (B, 10.0)):
+        os.utime(object_of(folder, key), (clock.wall_s() - age_s,) * 2)
+    tier = open_tier(max_bytes="1MiB", idle_s=60)
+    assert settled(tier, lambda: tier.get_stats()["expired_chunks"] == 1)
+    assert [path.name for path in objects(folder)] == [B.hex()]
+
+
+def test_where_the_store_owns_the_capacity_idleness_is_for_its_rules(open_tier: Open) -> None:
+    with pytest.raises(ConfigError, match=r"^tiers\[0\]\.idle_s: needs max_bytes.*lifecycle"):
+        open_tier(idle_s=60)
 
 
 def test_the_oldest_objects_leave_so_that_the_cap_holds(open_tier: Open, folder: Path) -> None:
@@ -359,6 +393,22 @@ def test_a_reader_stores_and_removes_nothing(open_tier: Open, folder: Path) -> N
     assert load(reader, 3, {A: 5}).corrupt == {A}
     assert look_up(reader, A) is LookupResult.MISS
     assert path.exists()
+
+
+def test_a_reader_keeps_no_cap(open_tier: Open, folder: Path) -> None:
+    store(open_tier(), 1, {A: 0, B: 1, C: 2})
+    reader = open_tier(read_only=True, max_bytes=OBJECT_BYTES, idle_s=1, relist_s=1)
+    for _ in range(3):
+        assert look_up(reader, A) is LookupResult.HIT
+    assert len(objects(folder)) == 3
+    assert reader.get_stats().notes["capacity"].startswith("owned by those that write")
+
+
+def test_events_that_nobody_takes_do_not_pile_up(open_tier: Open) -> None:
+    tier = open_tier()
+    store(tier, 1, {numbered_key(i): i % 4 for i in range(100)})
+    assert [len(event.keys) for event in tier.take_events()] == [100]
+    assert tier.get_stats()["dropped_events"] == 0
 
 
 def test_stores_beyond_the_queue_are_refused_at_once(open_tier: Open) -> None:

@@ -55,6 +55,42 @@ def test_loads_and_stores_are_bounded_together_and_stores_on_their_own(pool: Wor
         gate.open.set()
 
 
+def test_no_thread_is_woken_for_a_task_that_may_not_run() -> None:
+    pool = WorkerPool("bounded", 4, 4, {Lane.STORE: 1})
+    gate = Gate()
+    pool.submit(Lane.STORE, gate, gate, gate)
+    assert gate.wait_for(1)
+    assert [each.name for each in threading.enumerate() if "bounded" in each.name] == ["bounded-0"]
+    gate.open.set()
+    assert gate.wait_for(2)
+    assert pool.close(PATIENCE_S)
+
+
+def test_a_panic_ends_the_task_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Panic(BaseException):
+        """As a foreign library raises it: no Exception."""
+
+    def fail() -> None:
+        raise Panic
+
+    pool = WorkerPool("test", 1, 1, {})
+    done = threading.Event()
+    pool.submit(Lane.LOAD, fail)
+    pool.submit(Lane.LOAD, done.set)
+    assert done.wait(PATIENCE_S)
+    assert "Panic" in caplog.text
+    assert pool.close(PATIENCE_S)
+
+
+def test_what_a_hold_kept_back_runs_on_as_many_threads_as_may(pool: WorkerPool) -> None:
+    gate = Gate()
+    pool.hold(Lane.LOAD)
+    pool.submit(Lane.LOAD, gate, gate)
+    pool.release(Lane.LOAD)
+    assert gate.wait_for(2)
+    gate.open.set()
+
+
 def test_loads_go_first() -> None:
     pool = WorkerPool("test", 1, 1, {})
     gate, done, order = Gate(), threading.Event(), list[str]()
