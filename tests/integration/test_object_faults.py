@@ -468,6 +468,26 @@ def test_a_chunk_deleted_while_it_is_stored_is_gone_afterwards(
     assert look_up(open_tier(), A) is LookupResult.MISS
 
 
+REMOVALS: dict[str, Callable[[ObjectTier], None]] = {
+    "delete": lambda tier: tier.delete([A]),
+    "delete_prefix": lambda tier: tier.delete_prefix(A[:4]),
+    "reset": lambda tier: tier.reset(),
+}
+
+
+@pytest.mark.parametrize("remove", REMOVALS.values(), ids=REMOVALS)
+def test_what_was_deleted_before_a_shutdown_does_not_come_back(
+    tier: ObjectTier, open_tier: Open, proxy: FaultProxy, remove: Callable[[ObjectTier], None]
+) -> None:
+    store(tier, 1, {A: 0})
+    num_deletes = proxy.seen.requests["POST"]
+    proxy.faults = Faults(methods=frozenset({"POST"}), status=503, num_left=1)
+    remove(tier)
+    wait_until(lambda: proxy.seen.requests["POST"] > num_deletes)
+    tier.shutdown(30.0)
+    assert look_up(open_tier(), A) is LookupResult.MISS
+
+
 def wait_until(is_so: Callable[[], bool]) -> None:
     pause = threading.Event()
     for _ in range(10_000):

@@ -285,6 +285,8 @@ class Copies:
         granted = wanted[:num_granted]
         with self._changed:
             self._writes.update(granted)
+            late = [each for each in granted if self._is_void(each, admit.seq)]
+        self._store.index.void(late)
         self._workers.submit_next(Lane.STORE, iter(granted), num_granted)
 
     def run_store(self, store: _Store, page: memoryview) -> None:
@@ -343,22 +345,20 @@ class Copies:
                 self._book.settle(job.job_id, key, outcome, self._clock.now_s())
 
     def _admissions(self, job: StoreJob, seq: int, trail: Trail) -> Iterator[_Admit]:
-        expiries, wall_s = job.expires_at_s or [NEVER_S] * len(job.keys), self._clock.wall_s()
-        for start in range(0, len(job.keys), NUM_GRANTED_MAX):
-            part = slice(start, start + NUM_GRANTED_MAX)
-            rows = zip(job.keys[part], job.slots[part], expiries[part], strict=True)
+        expiries = job.expires_at_s or [NEVER_S] * len(job.keys)
+        rows = list(zip(job.keys, job.slots, expiries, strict=True))
+        at_s, wall_s = trail.take_time_s, self._clock.wall_s()
+        for start in range(0, len(rows), NUM_GRANTED_MAX):
             stores = [
-                _Store(
-                    key, trail, end_s, trail.take_time_s(wall_s), copies=self, job=job, slot=slot
-                )
-                for key, slot, end_s in rows
+                _Store(key, trail, end_s, at_s(wall_s), copies=self, job=job, slot=slot)
+                for key, slot, end_s in rows[start : start + NUM_GRANTED_MAX]
             ]
             yield _Admit(self, seq, stores)
 
     def _is_wanted(self, store: _Store, seq: int) -> bool:
         """Say whether a store needs to be written; settle it if not."""
         outcome = None
-        if self._is_dead(store.job.job_id, seq) or self._void_keys.get(store.key, 0) >= seq:
+        if self._is_void(store, seq):
             outcome = Outcome.FAILED
         elif not self._store.can_hold(store.key):
             outcome = Outcome.REFUSED
@@ -367,6 +367,9 @@ class Copies:
         if outcome is not None:
             self.settle(store, outcome)
         return outcome is None
+
+    def _is_void(self, store: _Store, seq: int) -> bool:
+        return self._is_dead(store.job.job_id, seq) or self._void_keys.get(store.key, 0) >= seq
 
     def _is_dead(self, job_id: JobId, seq: int) -> bool:
         return self.is_hung or seq <= self._void_seq or job_id in self._cancelled

@@ -107,7 +107,7 @@ class Board:
         self.num_deletions = 0  # calls of delete and reset: what was read before one may be gone
         self.is_closed = False
         self.job_ended = threading.Condition(self.lock)
-        self.room_made = threading.Condition(self.lock)  # or a write ended
+        self.room_made = threading.Condition(self.lock)  # or a write or removal ended
         self.expiries: list[tuple[float, int, ObjectName]] = []  # a heap; may name what has left
         self.recent: set[ObjectName] = set()  # came or left since the last listing began
         self._copies: dict[JobId, list[Copy]] = {}
@@ -212,6 +212,16 @@ class Board:
             self.job_ended.wait(min(left_s, max(next_s, 0.0) + 0.001))
             self.expire_due()
         return self.jobs.job_ids()
+
+    def wait_until_removed(self, until_s: float) -> None:
+        """Wait, until that monotonic time at most, for objects that are on their way out."""
+        while not self.settings.read_only and (
+            self.leaving or self.leaving_prefixes or self.num_resets
+        ):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self.room_made.wait(left_s)
 
     def say(
         self, kind: EventKind, names: Iterable[ObjectName], reason: RemovalReason | None

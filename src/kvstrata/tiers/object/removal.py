@@ -111,10 +111,12 @@ class Removals:
             with board.lock:
                 board.counters["failed_deletes"] += len(doomed.names)
                 board.leaving.difference_update(doomed.names)
+                board.room_made.notify_all()
             return
         with board.lock:
             board.health.answered()
             board.leaving.difference_update(doomed.names)
+            board.room_made.notify_all()
             board.say(EventKind.REMOVED, doomed.told, doomed.reason)
 
     def reset(self) -> None:
@@ -149,6 +151,7 @@ class Removals:
             board.index.forget_all(board.is_ours)
             board.num_resets -= 1
             board.events.note(EventKind.CLEARED, reason=RemovalReason.CLEARED)
+            board.room_made.notify_all()
         board.pool.release(Lane.STORE)
 
     def remove_prefix(self, prefix: bytes) -> None:
@@ -194,5 +197,6 @@ class Removals:
             for name in found:
                 board.forget(name)
             board.leaving_prefixes.remove(prefix)
+            board.room_made.notify_all()
             board.say(EventKind.REMOVED, dict.fromkeys([*known, *found]), RemovalReason.DELETED)
         board.pool.release(Lane.STORE)

@@ -1,5 +1,6 @@
 """The object tier: what the scheduler sees of chunks in a bucket or directory."""
 
+import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
@@ -195,7 +196,9 @@ class ObjectTier(SecondaryTierManager):
         with board.lock:
             if board.is_closed:
                 return ()
+            until_s = time.monotonic() + timeout_s
             stuck = board.wait_until_idle(timeout_s)
+            board.wait_until_removed(until_s)  # what was deleted must not come back
             board.is_closed = True
             for copy in board.open_copies():
                 board.settle(copy, Outcome.FAILED)

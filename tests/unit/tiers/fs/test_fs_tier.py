@@ -161,6 +161,29 @@ def test_usage_after_a_restart_is_what_is_on_disk_and_the_longest_unused_leave(
     assert world.hits(*range(15)) == {0, *range(6, 15)}
 
 
+@pytest.mark.parametrize("remove", ["delete", "delete_prefix", "reset"])
+def test_a_chunk_deleted_while_room_is_made_for_it_does_not_appear(
+    world: World, remove: str
+) -> None:
+    tier = world.open(max_bytes=cap(2))
+    world.store(0, 1)
+    removals = {
+        "delete": lambda: tier.delete([world.keys[2]]),
+        "delete_prefix": lambda: tier.delete_prefix(world.keys[2][:8]),
+        "reset": tier.reset,
+    }
+
+    def interfere() -> None:
+        world.disk.heal()
+        removals[remove]()
+
+    world.disk.before["remove"] = interfere  # an old chunk is about to make room
+    assert world.store(2) == {2}
+    world.settle()
+    assert world.hits(2) == set()
+    assert not list(world.root.rglob(f"{world.keys[2].hex()}*"))
+
+
 @pytest.mark.parametrize("num_used", [0, 8])
 def test_tails_leave_before_heads_after_a_restart_too(world: World, num_used: int) -> None:
     # Field report D13.
