@@ -30,6 +30,11 @@ logger = logging.getLogger("kvstrata.fs")
 NUM_GRANTED_MAX: Final = 32
 """Room is made for so many chunks at a time: few calls, and no long wait for the account."""
 
+NUM_PUBLISHED: Final = 8
+"""So many files appear at a time, while there are more to be written."""
+
+_WAITING_SHARE: Final = 16
+
 _AMPLE_BYTES: Final = 2**62
 
 
@@ -121,7 +126,9 @@ class Copies:
         self._writes: set[_Store] = set()  # granted and not settled
         # What waits to appear holds room and can't be evicted: a small tier can bear little of it.
         num_files_max = (settings.max_bytes or _AMPLE_BYTES) // store.chunks.file_bytes
-        self._publisher = Publisher(self._publish, min(NUM_GRANTED_MAX, num_files_max // 16))
+        num_waiting_max = num_files_max // _WAITING_SHARE // (settings.num_threads + 1)
+        num_at_a_time = max(1, min(NUM_PUBLISHED, num_waiting_max))
+        self._publisher = Publisher(self._publish, num_at_a_time, workers)
         self._blockage = Blockage(env.name, env.clock, settings.retry_s)
 
     # What the tier calls: none of it waits for the disk.
@@ -303,33 +310,42 @@ class Copies:
 
     def _publish(self, stores: list[_Store]) -> None:
         """Let written chunks appear."""
-        for store, result in zip(stores, self._store.publish(stores), strict=True):
+        outcomes = []
+        for result in self._store.publish(stores):
             if isinstance(result, OSError):
                 self._blockage.note_error(result)
-                self.settle(store, Outcome.FAILED)
+                outcomes.append(Outcome.FAILED)
             else:
                 self._blockage.end()
-                self.settle(store, result)
+                outcomes.append(result)
+        with self._changed:
+            for store, outcome in zip(stores, outcomes, strict=True):
+                self._settle(store, outcome)
 
     def settle(self, copy: _Load | _Store, outcome: Outcome) -> None:
         """Note how a chunk ended; only the first time counts."""
         with self._changed:
-            if isinstance(copy, _Store):
-                self._writes.discard(copy)
-            if copy.is_settled:
-                return
-            copy.is_settled = True
-            if isinstance(copy, _Store):
-                self._forget_storing(copy.key)
+            self._settle(copy, outcome)
+
+    def _settle(self, copy: _Load | _Store, outcome: Outcome) -> None:
+        is_load = isinstance(copy, _Load)
+        if not is_load:
+            self._writes.discard(copy)
+        if copy.is_settled:
+            return
+        copy.is_settled = True
+        expires_at_s = NEVER_S
+        if is_load:
             entry = self._store.index.get(copy.key)
             expires_at_s = NEVER_S if entry is None else entry.expires_at_s
-            now_s = self._clock.now_s()
-            self._book.settle(copy.job.job_id, copy.key, outcome, now_s, expires_at_s)
-            if copy.job.job_id not in self._book:
-                self._cancelled.discard(copy.job.job_id)
-                self._changed.notify_all()
-        if isinstance(copy, _Load):
             self._store.index.unpin(copy.key)
+        else:
+            self._forget_storing(copy.key)
+        job_id = copy.job.job_id
+        self._book.settle(job_id, copy.key, outcome, self._clock.now_s(), expires_at_s)
+        if job_id not in self._book:
+            self._cancelled.discard(job_id)
+            self._changed.notify_all()
 
     def _open(self, job: Job) -> int:
         with self._changed:
