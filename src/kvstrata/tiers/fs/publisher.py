@@ -2,13 +2,31 @@
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from typing_extensions import override
 
+from kvstrata.tiers.fs.settings import FsSettings
 from kvstrata.tiers.fs.workers import Lane, Workers
 
 T = TypeVar("T")
+
+NUM_PUBLISHED: Final = 8
+"""So many files appear at a time, while there are more to be written."""
+
+_WAITING_SHARE: Final = 16
+_AMPLE_BYTES: Final = 2**62
+
+
+def num_published(settings: FsSettings, file_bytes: int) -> int:
+    """Return how many files may appear at a time; in a small tier each by itself.
+
+    What waits to appear holds room and can't be evicted, so no more than a sixteenth may wait:
+    that much in each thread's hands, and once more for those that wait for others.
+    """
+    num_files_max = (settings.max_bytes or _AMPLE_BYTES) // file_bytes
+    num_waiting_max = num_files_max // _WAITING_SHARE // (settings.num_threads + 1)
+    return max(1, min(NUM_PUBLISHED, num_waiting_max))
 
 
 class Publisher(Generic[T]):

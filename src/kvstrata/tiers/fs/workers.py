@@ -93,14 +93,16 @@ class Workers:
         return chain.from_iterable(taken)
 
     def overdue(self, deadline_s: float) -> list[Operation]:
-        """Return the operations that have been running for so long, except idle ones."""
+        """Return the operations that have been running for so long, except idle ones.
+
+        Takes no lock: it is called at each step.
+        """
         now_s = self._clock.now_s()
-        with self._condition:
-            return [
-                each.operation
-                for each in self._running.values()
-                if now_s - each.started_s >= deadline_s and each.lane is not Lane.IDLE
-            ]
+        return [
+            each.operation
+            for each in list(self._running.values())
+            if now_s - each.started_s >= deadline_s and each.lane is not Lane.IDLE
+        ]
 
     def is_idle(self) -> bool:
         """Say whether nothing runs and nothing is queued."""
