@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from kvstrata.core.keys import JobId
 from kvstrata.core.results import StoreJob
 from kvstrata.testing.tier_calls import wait_for
-from tests.crash.fs_child import CAP_CHUNKS
+from tests.crash.fs_child import BATCH_CAP_CHUNKS, CAP_CHUNKS
 from tests.disks import bytes_below, chunk_files
 from tests.fs_world import World, cap, quick_dir
 
@@ -65,14 +66,14 @@ def root() -> Iterator[Path]:
         yield path / "kv"
 
 
-def assert_whole(root: Path) -> set[int]:
+def assert_whole(root: Path, cap_chunks: int = CAP_CHUNKS) -> set[int]:
     """Reopen; assert that whatever is there is whole and right, and return it."""
     world = World(root)
-    tier = world.open(max_bytes=cap(CAP_CHUNKS))
+    tier = world.open(max_bytes=cap(cap_chunks))
     tier.check()
-    assert tier.get_stats()["used_bytes"] == bytes_below(root) <= cap(CAP_CHUNKS)
+    assert tier.get_stats()["used_bytes"] == bytes_below(root) <= cap(cap_chunks)
     found = world.hits(*range(32))
-    assert len(found) == len(chunk_files(root)) <= CAP_CHUNKS
+    assert len(found) == len(chunk_files(root)) <= cap_chunks
     assert world.load(*found) == set()
     assert tier.get_stats()["corrupt_chunks"] == 0
     world.close()
@@ -100,6 +101,25 @@ def test_death_at_any_step_leaves_each_chunk_whole_or_absent(
             assert_whole(root)
             fill(root)
     raise AssertionError("the store never got through")
+
+
+def test_death_while_chunks_appear_together_leaves_each_whole_or_absent(
+    forker: Forker, root: Path
+) -> None:
+    fill(root)
+    found: set[frozenset[int]] = set()
+    for number in range(10_000):
+        forker.start("batch", root, number)
+        is_through = forker.wait() == 0
+        there = assert_whole(root, BATCH_CAP_CHUNKS) & {20, 21}
+        found.add(frozenset(there))
+        if is_through:
+            assert there == {20, 21}
+            break
+        if there:
+            shutil.rmtree(root)
+            fill(root)
+    assert found == {frozenset(), frozenset({20}), frozenset({20, 21})}
 
 
 @pytest.mark.slow

@@ -99,6 +99,11 @@ class Pair:
         self.reader.on_request_finished(ctx)
         return count
 
+    def has_everything_back(self) -> bool:
+        """Say whether nobody reads, or is to read, chunks of the owner."""
+        stats = p2p_tier(self.owner).get_stats()
+        return not stats["num_leased"] + stats["num_parked"]
+
 
 @contextmanager
 def pair(*tiers_of_owner: dict[str, Any], clock: FakeClock | None = None) -> Iterator[Pair]:
@@ -234,6 +239,7 @@ def test_chunks_parked_for_a_host_stay_until_it_has_fetched_them() -> None:
         assert hosts.store(chain("abc"), park_for="reader") == 2  # the first is there already
         assert hosts.store(chain("uvwxyz")) == NUM_CHUNKS - 3
         assert hosts.load(chain("abc"), peer="owner") == 3
+        eventually(hosts.has_everything_back, "the last one")
         hosts.step()
         assert hosts.store(chain("123456")) == NUM_CHUNKS
         eventually(lambda: hosts.load(chain("abc")) == 3, "from its own primary")

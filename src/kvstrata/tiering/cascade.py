@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import filterfalse, groupby, islice
 
 from kvstrata.core.config import WritePolicy
 from kvstrata.core.events import EventKind, OffloadingEvent, RemovalReason
@@ -13,7 +13,7 @@ from kvstrata.core.results import JobResult, StoreJob
 from kvstrata.primary.chunk_store import ChunkStore
 from kvstrata.primary.run_table import Held
 from kvstrata.tiering.request_view import RequestView
-from kvstrata.tiering.stretches import resident_among
+from kvstrata.tiering.stretches import resident_among, there_among
 from kvstrata.tiering.tier_handle import NEVER_S, TierHandle
 
 
@@ -70,17 +70,27 @@ class Cascades:
         behind = handle.behind
         handle.barred.update(key for key in keys if key not in behind)
 
-    def note_offered(self, keys: Sequence[OffloadKey], view: RequestView) -> None:
-        """A request offers chunks that are in the primary, resident or still being written."""
+    def note_offered(
+        self, keys: Sequence[OffloadKey], new: Collection[OffloadKey], view: RequestView
+    ) -> None:
+        """A request offers chunks; all but the new ones may be in the primary already.
+
+        Those are resident or still being written by others.
+        """
+        there: list[OffloadKey] | None = None
         for handle in view.stores:
             write = handle.config.write
-            if handle.barred:
-                handle.barred.difference_update(keys)
-            if write is WritePolicy.ON_EVICT or handle.below.issuperset(keys):
+            is_ahead = write is WritePolicy.ON_EVICT or handle.below.issuperset(keys)
+            if is_ahead and not handle.barred:
                 continue
-            lacking = [key for key in dict.fromkeys(keys) if key not in handle.below]
+            if there is None:
+                there = there_among(keys, self._store.table, new)
+            handle.barred.difference_update(there)
+            if is_ahead or handle.below.issuperset(there):
+                continue
+            lacking = list(filterfalse(handle.below.__contains__, there))
             if write is WritePolicy.ON_REUSE:
-                lacking = [key for key in lacking if key not in view.stored]
+                lacking = list(filterfalse(view.stored.__contains__, lacking))
             ready = resident_among(lacking, self._store.table)
             num_started = self.store(ready, handle, view.ctx)
             if len(ready) < len(lacking):
@@ -118,8 +128,8 @@ class Cascades:
     @staticmethod
     def _lacking(keys: Sequence[OffloadKey], handle: TierHandle) -> Sequence[OffloadKey]:
         for there in (handle.below, handle.barred):
-            if there and not there.isdisjoint(keys):
-                keys = [key for key in keys if key not in there]
+            if there:
+                keys = list(filterfalse(there.__contains__, keys))
         return keys
 
     def _start(
@@ -192,7 +202,8 @@ class Cascades:
             return list(keys), []
         if not kept:
             return [], list(keys)
-        return [key for key in keys if key in kept], [key for key in keys if key not in kept]
+        is_kept = kept.__contains__
+        return list(filter(is_kept, keys)), list(filterfalse(is_kept, keys))
 
     @staticmethod
     def _count_dropped(keys: Collection[OffloadKey], handle: TierHandle) -> None:

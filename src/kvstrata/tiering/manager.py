@@ -167,13 +167,9 @@ class TieringOffloadingManager(TieredManager):
         if output is not None and output.keys_to_store:
             self._promotions.num_spared = 0
         view = self._views.get(ctx.req_id)
-        num_taken = len(output.keys_to_store) if output is not None else 0
-        if view is not None and ctx.hints.store and num_taken < len(keys):
-            absent = self._store.table.absent(keys)
-            if num_taken + len(absent) < len(keys):
-                others = {*absent, *(output.keys_to_store if output is not None else ())}
-                there = [key for key in keys if key not in others] if others else keys
-                self._cascades.note_offered(there, view)
+        taken = output.keys_to_store if output is not None else ()
+        if view is not None and ctx.hints.store and len(taken) < len(keys):
+            self._cascades.note_offered(keys, taken, view)
         return output
 
     def _make_room(self, state: RequestState, count: int) -> int:

@@ -105,6 +105,11 @@ class JobBook:
             open_job.corrupt.add(key)
         self._end_if_settled(job_id, now_s)
 
+    @property
+    def has_results(self) -> bool:
+        """Whether `take_results` would return any; may be asked without the lock."""
+        return bool(self._results)
+
     def take_results(self) -> Iterable[JobResult]:
         """Return the results since the last call."""
         results, self._results = self._results, []

@@ -4,7 +4,7 @@ import random
 
 from kvstrata.testing import numbered_key
 from kvstrata.testing.manager_calls import begin_store, finish, store
-from kvstrata.tiering.stretches import in_common, resident_among
+from kvstrata.tiering.stretches import in_common, resident_among, there_among
 from tests.tiering_world import World
 
 KEYS = [numbered_key(i) for i in range(12)]
@@ -38,3 +38,23 @@ def test_the_common_stretch_ends_where_run_and_keys_part() -> None:
     assert in_common(run, KEYS[:4]) == KEYS[:4]
     assert in_common(run, KEYS[2:6]) == KEYS[2:4]
     assert in_common(run, [KEYS[1], KEYS[2], KEYS[7]]) == KEYS[1:3]
+
+
+def test_what_has_a_slot_is_found_without_what_got_its_slots_last() -> None:
+    world = World(num_slots=12)
+    table = world.tiering.inner.store.table
+    ctx = world.request("w")
+    store(world.manager, KEYS[:4], ctx)
+    other = world.request("o")
+    store(world.manager, [KEYS[0], *KEYS[9:11]], other)
+    begin_store(world.manager, KEYS[:6], ctx)
+    new = begin_store(world.manager, [*KEYS[:4], *KEYS[7:9]], other)
+    assert set(new) == set(KEYS[7:9])
+    there = {*KEYS[:6], *KEYS[9:11]}
+    rng = random.Random(8)
+    for _ in range(100):
+        some = rng.choices(KEYS, k=rng.randint(0, 20))
+        for keys in (some, sorted(some, key=KEYS.index)):
+            one_by_one = [key for key in dict.fromkeys(keys) if key in there]
+            assert there_among(keys, table, new) == one_by_one
+    assert set(there_among(KEYS, table, ())) == {*there, *new}

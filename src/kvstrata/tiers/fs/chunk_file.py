@@ -7,8 +7,7 @@ vectored call.
 
 import errno
 import mmap
-from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstrata.core.keys import OffloadKey
 from kvstrata.tiers.chunk_format import (
@@ -21,8 +20,7 @@ from kvstrata.tiers.chunk_format import (
 from kvstrata.tiers.fs.disk import Disk, OpenFile
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkName:
+class ChunkName(NamedTuple):
     """What a file must be: whose chunk, how long its payload is, and which tier asks."""
 
     path: str
@@ -63,9 +61,9 @@ def write(
         OSError: It could not be written; nothing of it is left.
     """
     page[:] = encode_header(name.key, row[: name.chunk_bytes], name.namespace_digest, expires_at_s)
-    with ExitStack() as undo:
-        file = disk.create(name.path.rpartition("/")[0])
-        undo.callback(disk.discard, file)
+    file = disk.create(name.path.rpartition("/")[0])
+    is_written = False
+    try:
         num_bytes = disk.write(file, [page, row])
         if num_bytes != HEADER_BYTES + len(row):
             is_full = disk.free_bytes() < len(row)
@@ -74,7 +72,10 @@ def write(
                 f"{num_bytes} of {HEADER_BYTES + len(row)} bytes written",
             )
         disk.set_times(file, used_at_s, expires_at_s)
-        undo.pop_all()
+        is_written = True
+    finally:
+        if not is_written:
+            disk.discard(file)
     return file
 
 

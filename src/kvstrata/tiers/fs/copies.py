@@ -18,7 +18,7 @@ from kvstrata.core.tier import TierEnv
 from kvstrata.tiers.chunk_format import NEVER_S
 from kvstrata.tiers.fs.blockage import Blockage
 from kvstrata.tiers.fs.index import Write
-from kvstrata.tiers.fs.publisher import Publisher
+from kvstrata.tiers.fs.publisher import Publisher, num_published
 from kvstrata.tiers.fs.settings import FsSettings
 from kvstrata.tiers.fs.store import ChunkStore
 from kvstrata.tiers.fs.workers import Lane, Workers
@@ -29,8 +29,6 @@ logger = logging.getLogger("kvstrata.fs")
 
 NUM_GRANTED_MAX: Final = 32
 """Room is made for so many chunks at a time: few calls, and no long wait for the account."""
-
-_AMPLE_BYTES: Final = 2**62
 
 
 @dataclass(slots=True, eq=False)
@@ -119,9 +117,8 @@ class Copies:
         self._num_storing = 0
         self._storing: Counter[OffloadKey] = Counter()
         self._writes: set[_Store] = set()  # granted and not settled
-        # What waits to appear holds room and can't be evicted: a small tier can bear little of it.
-        num_files_max = (settings.max_bytes or _AMPLE_BYTES) // store.chunks.file_bytes
-        self._publisher = Publisher(self._publish, min(NUM_GRANTED_MAX, num_files_max // 16))
+        num_at_a_time = num_published(settings, store.chunks.file_bytes)
+        self._publisher = Publisher(self._publish, num_at_a_time, workers)
         self._blockage = Blockage(env.name, env.clock, settings.retry_s)
 
     # What the tier calls: none of it waits for the disk.
@@ -166,6 +163,8 @@ class Copies:
 
     def take_results(self) -> Iterable[JobResult]:
         """Return the results since the last call."""
+        if not self._book.has_results:
+            return ()
         with self._changed:
             return self._book.take_results()
 
@@ -305,33 +304,38 @@ class Copies:
 
     def _publish(self, stores: list[_Store]) -> None:
         """Let written chunks appear."""
-        for store, result in zip(stores, self._store.publish(stores), strict=True):
+        results = self._store.publish(stores)
+        for result in results:
             if isinstance(result, OSError):
                 self._blockage.note_error(result)
-                self.settle(store, Outcome.FAILED)
             else:
                 self._blockage.end()
-                self.settle(store, result)
+        with self._changed:
+            for store, result in zip(stores, results, strict=True):
+                self._settle(store, Outcome.FAILED if isinstance(result, OSError) else result)
 
     def settle(self, copy: _Load | _Store, outcome: Outcome) -> None:
         """Note how a chunk ended; only the first time counts."""
         with self._changed:
-            if isinstance(copy, _Store):
-                self._writes.discard(copy)
-            if copy.is_settled:
-                return
-            copy.is_settled = True
-            if isinstance(copy, _Store):
-                self._forget_storing(copy.key)
-            entry = self._store.index.get(copy.key)
-            expires_at_s = NEVER_S if entry is None else entry.expires_at_s
-            now_s = self._clock.now_s()
-            self._book.settle(copy.job.job_id, copy.key, outcome, now_s, expires_at_s)
-            if copy.job.job_id not in self._book:
-                self._cancelled.discard(copy.job.job_id)
-                self._changed.notify_all()
-        if isinstance(copy, _Load):
+            is_first = self._settle(copy, outcome)
+        if is_first and isinstance(copy, _Load):
             self._store.index.unpin(copy.key)
+
+    def _settle(self, copy: _Load | _Store, outcome: Outcome) -> bool:
+        if isinstance(copy, _Store):
+            self._writes.discard(copy)
+        if copy.is_settled:
+            return False
+        copy.is_settled = True
+        if isinstance(copy, _Store):
+            self._forget_storing(copy.key)
+        entry = self._store.index.get(copy.key)
+        expires_at_s = NEVER_S if entry is None else entry.expires_at_s
+        self._book.settle(copy.job.job_id, copy.key, outcome, self._clock.now_s(), expires_at_s)
+        if copy.job.job_id not in self._book:
+            self._cancelled.discard(copy.job.job_id)
+            self._changed.notify_all()
+        return True
 
     def _open(self, job: Job) -> int:
         with self._changed:

@@ -139,14 +139,20 @@ class Index:
         with self._lock:
             return self._drop(self._order.choose(count, trail, self._may_leave))
 
-    def add(self, write: Write, wall_s: float) -> bool:
-        """Make a chunk resident whose file has appeared; False if it has become void."""
+    def add(self, writes: Iterable[Write], wall_s: float) -> tuple[list[OffloadKey], list[Write]]:
+        """Make chunks resident whose files have appeared.
+
+        Returns those that were not resident before, and the writes that have become void meanwhile.
+        """
+        new, void = [], []
         with self._lock:
-            if write.is_void or write.key in self._leaving:
-                return False
-            if write.key not in self._entries:
-                self._insert(write.key, write.trail, Entry(wall_s, write.expires_at_s))
-            return True
+            for write in writes:
+                if write.is_void or write.key in self._leaving:
+                    void.append(write)
+                elif write.key not in self._entries:
+                    self._insert(write.key, write.trail, Entry(wall_s, write.expires_at_s))
+                    new.append(write.key)
+        return new, void
 
     def adopt(self, found: Iterable[tuple[OffloadKey, FileStat]]) -> list[OffloadKey]:
         """Make chunks resident that were found on disk, longest unused first; return the new ones.

@@ -1,59 +1,84 @@
-"""Files that are written and have not appeared: threads leave them to the one that is at it."""
+"""Files that are written and have not appeared: some appear together, under one lock."""
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+from typing_extensions import override
+
+from kvstrata.tiers.fs.settings import FsSettings
+from kvstrata.tiers.fs.workers import Lane, Workers
 
 T = TypeVar("T")
 
+NUM_PUBLISHED: Final = 8
+"""So many files appear at a time, while there are more to be written."""
+
+_WAITING_SHARE: Final = 16
+_AMPLE_BYTES: Final = 2**62
+
+
+def num_published(settings: FsSettings, file_bytes: int) -> int:
+    """Return how many files may appear at a time; in a small tier each by itself.
+
+    What waits to appear holds room and can't be evicted, so no more than a sixteenth may wait:
+    that much in each thread's hands, and once more for those that wait for others.
+    """
+    num_files_max = (settings.max_bytes or _AMPLE_BYTES) // file_bytes
+    num_waiting_max = num_files_max // _WAITING_SHARE // (settings.num_threads + 1)
+    return max(1, min(NUM_PUBLISHED, num_waiting_max))
+
 
 class Publisher(Generic[T]):
-    """Publishes what several threads have written, as much as there is under one lock.
+    """Collects what threads have written until it is worth the lock that all processes share.
 
-    To let a file appear takes the lock that all processes share. While one thread holds it, others
-    leave their files and go on writing; it publishes those as well before it stops.
+    It is also the operation that publishes the rest: one thread that finds no store to do runs it.
     """
 
-    def __init__(self, publish_all: Callable[[list[T]], None], num_waiting_max: int) -> None:
+    def __init__(
+        self, publish_all: Callable[[list[T]], None], num_at_a_time: int, workers: Workers
+    ) -> None:
         """Start with nothing.
 
         Args:
-            publish_all: Publishes some; one call at a time. It should not raise; if it does, nobody
-                is at it any more, and what others have left waits for the next one.
-            num_waiting_max: How many may be left to another thread; who comes then waits for it.
-                With 0 every thread publishes its own.
+            publish_all: Publishes some. Thread: any, several at a time.
+            num_at_a_time: With 1 every thread publishes its own.
+            workers: Those that write; a few of their files may wait until one has nothing to do.
         """
         self._publish_all = publish_all
-        self._num_waiting_max = num_waiting_max
-        self._changed = threading.Condition()
+        self._num_at_a_time = num_at_a_time
+        self._workers = workers
+        self._lock = threading.Lock()
         self._waiting: list[T] = []
-        self._is_busy = False
+        self._is_queued = False  # to publish the rest
+
+    @override
+    def __str__(self) -> str:
+        return "letting written files appear"
 
     def publish(self, written: T) -> None:
-        """Publish something, or leave it to the thread that does so at the moment."""
-        with self._changed:
-            while self._is_busy and len(self._waiting) >= self._num_waiting_max:
-                self._changed.wait()
+        """Publish something and what waits, or let it wait for more. Thread: one of the workers."""
+        with self._lock:
             self._waiting.append(written)
-            if self._is_busy:
-                return
-            self._is_busy = True
-        with ExitStack() as undo:
-            undo.callback(self._stop)
-            while batch := self._take():
-                self._publish_all(batch)
-            undo.pop_all()
+            if len(self._waiting) < self._num_at_a_time:
+                is_queued, self._is_queued = self._is_queued, True
+                batch = []
+            else:
+                is_queued = True
+                batch, self._waiting = self._waiting, []
+        if not is_queued:  # no need to wake a thread: this one is about to have nothing to do
+            self._workers.submit(Lane.PUBLISH, iter([self]), 0)
+        if batch:
+            self._publish_all(batch)
 
-    def _take(self) -> list[T]:
-        """Take what is there; if that is nothing, nobody is at it any more."""
-        with self._changed:
+    def run(self, page: memoryview) -> None:
+        """Publish what waits."""
+        del page
+        with self._lock:
+            self._is_queued = False
             batch, self._waiting = self._waiting, []
-            self._is_busy = bool(batch)
-            self._changed.notify_all()
-            return batch
+        if batch:
+            self._publish_all(batch)
 
-    def _stop(self) -> None:
-        with self._changed:
-            self._is_busy = False
-            self._changed.notify_all()
+    def fail(self) -> None:
+        """Do nothing: who fails all jobs knows what was written."""

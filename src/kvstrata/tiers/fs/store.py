@@ -171,7 +171,10 @@ class ChunkStore:
 
     def forget_expired(self) -> bool:
         """Make chunks leave whose time is over; say whether there are any. Does not block."""
-        expired = self.index.take_expired(self._env.clock.wall_s())
+        wall_s = self._env.clock.wall_s()
+        if not self.index.has_due(wall_s):
+            return False
+        expired = self.index.take_expired(wall_s)
         if expired:
             self._forgotten.append(_Forgotten(expired, RemovalReason.EXPIRED, expired))
         return bool(expired)

@@ -108,10 +108,15 @@ class Sweep:
                 self._ledger.settle(num_arrived * self._file_bytes)
             if num_arrived < len(writes):
                 self._ledger.release((len(writes) - num_arrived) * self._file_bytes)
+            outcomes: dict[Write, Outcome] = {}
             for write, result in zip(writes, results, strict=True):
                 write.is_reserved = False
                 if not isinstance(result, OSError):
-                    self._enter(write, result)
+                    outcomes[write] = result
+            new, void = self._index.add(outcomes, self._clock.wall_s())
+            self._journal.note_stored(new)
+            if void:
+                self._unpublish([write for write in void if outcomes[write] is Outcome.ARRIVED])
         return results
 
     def _appear(self, write: Write) -> Outcome:
@@ -119,12 +124,9 @@ class Sweep:
         has_appeared = self._disk.publish(write.file, self._chunks.path_of(write.key))
         return Outcome.ARRIVED if has_appeared else Outcome.PRESENT
 
-    def _enter(self, write: Write, result: Outcome) -> None:
-        is_new = self._index.get(write.key) is None
-        if self._index.add(write, self._clock.wall_s()):
-            self._journal.note_stored([write.key] if is_new else [])
-        elif result is Outcome.ARRIVED:
-            with self._ledger.removing() as removed:
+    def _unpublish(self, writes: Sequence[Write]) -> None:
+        with self._ledger.removing() as removed:
+            for write in writes:
                 if self._disk.remove(self._chunks.path_of(write.key)):
                     removed.append(self._file_bytes)
 

@@ -24,7 +24,8 @@ class Lane(IntEnum):
     LOAD = 0
     CHORE = 1  # probes and removals
     STORE = 2
-    IDLE = 3  # what can wait
+    PUBLISH = 3  # what stores have left to be done
+    IDLE = 4  # what can wait
 
 
 class Operation(Protocol):
@@ -52,7 +53,7 @@ class _Running:
 
 
 class Workers:
-    """A fixed number of threads over four lanes of operations.
+    """A fixed number of threads over five lanes of operations.
 
     A lane holds iterators, so that submitting thousands of operations costs one call. There is one
     thread more than may store at a time: a load never waits for stores, not even if they all do.
@@ -92,14 +93,16 @@ class Workers:
         return chain.from_iterable(taken)
 
     def overdue(self, deadline_s: float) -> list[Operation]:
-        """Return the operations that have been running for so long, except idle ones."""
+        """Return the operations that have been running for so long, except idle ones.
+
+        Takes no lock: it is called at each step.
+        """
         now_s = self._clock.now_s()
-        with self._condition:
-            return [
-                each.operation
-                for each in self._running.values()
-                if now_s - each.started_s >= deadline_s and each.lane is not Lane.IDLE
-            ]
+        return [
+            each.operation
+            for each in list(self._running.values())
+            if now_s - each.started_s >= deadline_s and each.lane is not Lane.IDLE
+        ]
 
     def is_idle(self) -> bool:
         """Say whether nothing runs and nothing is queued."""
@@ -132,8 +135,8 @@ class Workers:
             has_stored = done is not None and done.lane >= Lane.STORE
             self._num_stores -= has_stored
             while True:
-                for lane in Lane:
-                    operation = self._next_of(lane)
+                for lane, queue in self._lanes.items():
+                    operation = self._next_of(lane) if queue else None
                     if operation is None:
                         continue
                     self._running[number] = _Running(operation, self._clock.now_s(), lane)

@@ -107,8 +107,7 @@ class Board:
         self.num_deletions = 0  # calls of delete and reset: what was read before one may be gone
         self.is_closed = False
         self.job_ended = threading.Condition(self.lock)
-        self.room_made = threading.Condition(self.lock)  # or a write ended
-        self.removed = threading.Condition(self.lock)  # or given up
+        self.room_made = threading.Condition(self.lock)  # or a write or removal ended
         self.expiries: list[tuple[float, int, ObjectName]] = []  # a heap; may name what has left
         self.recent: set[ObjectName] = set()  # came or left since the last listing began
         self._copies: dict[JobId, list[Copy]] = {}
@@ -222,7 +221,7 @@ class Board:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return
-            self.removed.wait(left_s)
+            self.room_made.wait(left_s)
 
     def say(
         self, kind: EventKind, names: Iterable[ObjectName], reason: RemovalReason | None

@@ -78,13 +78,11 @@ class Removals:
                 board.leaving.difference_update(names)
                 board.index.stayed(victims)
                 board.room_made.notify_all()
-                board.removed.notify_all()
             raise
         with board.lock:
             board.leaving.difference_update(names)
             board.recent.update(names)
             board.index.left(victims)
-            board.removed.notify_all()
             board.say(EventKind.REMOVED, names, RemovalReason.EVICTED)
             board.room_made.notify_all()
 
@@ -113,12 +111,12 @@ class Removals:
             with board.lock:
                 board.counters["failed_deletes"] += len(doomed.names)
                 board.leaving.difference_update(doomed.names)
-                board.removed.notify_all()
+                board.room_made.notify_all()
             return
         with board.lock:
             board.health.answered()
             board.leaving.difference_update(doomed.names)
-            board.removed.notify_all()
+            board.room_made.notify_all()
             board.say(EventKind.REMOVED, doomed.told, doomed.reason)
 
     def reset(self) -> None:
@@ -153,7 +151,7 @@ class Removals:
             board.index.forget_all(board.is_ours)
             board.num_resets -= 1
             board.events.note(EventKind.CLEARED, reason=RemovalReason.CLEARED)
-            board.removed.notify_all()
+            board.room_made.notify_all()
         board.pool.release(Lane.STORE)
 
     def remove_prefix(self, prefix: bytes) -> None:
@@ -199,6 +197,6 @@ class Removals:
             for name in found:
                 board.forget(name)
             board.leaving_prefixes.remove(prefix)
-            board.removed.notify_all()
+            board.room_made.notify_all()
             board.say(EventKind.REMOVED, dict.fromkeys([*known, *found]), RemovalReason.DELETED)
         board.pool.release(Lane.STORE)

@@ -545,18 +545,44 @@ def test_a_slot_stays_its_jobs_until_the_late_read_is_over(world: World) -> None
     assert world.slots.row(40) == poisoned
 
 
-def test_stores_that_wait_behind_a_hung_one_to_appear_end_with_it(world: World) -> None:
-    tier = world.open(max_bytes=cap(64), num_threads=2, io_deadline_s=5.0)
-    with world.disk.held("publish"):
-        tier.submit_store(StoreJob(JobId(100), world.keys[:3], [0, 1, 2]))
-        while world.disk.calls["set_times"] < 3:  # two are left to the thread that is held
-            pause()
-        world.clock.advance(6.0)
-        assert wait_for(tier, 100)[100].failed == set(world.keys[:3])
+@pytest.mark.parametrize(("operation", "number"), [("write", 3), ("publish", 1)])
+def test_stores_that_wait_behind_a_hung_one_to_appear_end_with_it(
+    world: World, operation: str, number: int
+) -> None:
+    tier = world.open(max_bytes=cap(256), num_threads=1, io_deadline_s=5.0)
+    gate = threading.Event()
+
+    def hold() -> None:
+        assert world.disk.calls[operation] < number or gate.wait(60.0)
+
+    world.disk.before[operation] = hold
+    tier.submit_store(StoreJob(JobId(100), world.keys[:3], [0, 1, 2]))
+    while world.disk.calls[operation] < number:
+        pause()
+    assert len(chunk_files(world.root)) == 0  # whatever is written waits for the third
+    world.clock.advance(6.0)
+    assert wait_for(tier, 100)[100].failed == set(world.keys[:3])
+    gate.set()
     world.settle()
     assert world.hits(0, 1, 2) == set()
     assert chunk_files(world.root) == []
     world.tier.check()
+
+
+def test_a_small_tier_lets_no_written_file_wait(world: World) -> None:
+    tier = world.open(max_bytes=cap(31), num_threads=1)
+    gate = threading.Event()
+
+    def hold() -> None:
+        assert world.disk.calls["write"] < 3 or gate.wait(60.0)
+
+    world.disk.before["write"] = hold
+    tier.submit_store(StoreJob(JobId(100), world.keys[:3], [0, 1, 2]))
+    while world.disk.calls["write"] < 3:
+        pause()
+    assert len(chunk_files(world.root)) == 2
+    gate.set()
+    assert not wait_for(tier, 100)[100].failed
 
 
 def test_a_hung_store_ends_at_its_deadline_and_never_appears(world: World) -> None:

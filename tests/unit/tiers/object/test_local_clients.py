@@ -71,10 +71,16 @@ def test_a_write_that_comes_short_fails_and_leaves_no_file(
     assert client.create(PATH, (HEAD, BODY))
 
 
-@pytest.mark.parametrize("change_bytes", [-1, 1])
-def test_an_object_of_another_size_is_told_apart(
-    client: DirectoryClient, change_bytes: int
-) -> None:
+@pytest.fixture(params=["directory", "memory"])
+def either(request: pytest.FixtureRequest, client: DirectoryClient) -> ObjectClient:
+    if request.param == "directory":
+        return client
+    return MemoryClient(settings("memory://"), "object", "tiers[0]")
+
+
+@pytest.mark.parametrize("change_bytes", [-50_000, -1, 1])
+def test_an_object_of_another_size_is_told_apart(either: ObjectClient, change_bytes: int) -> None:
+    client = either
     client.create(PATH, (BODY,))
     with pytest.raises(ObjectStoreError) as caught:
         client.read(PATH, len(BODY) + change_bytes)
@@ -84,7 +90,8 @@ def test_an_object_of_another_size_is_told_apart(
     assert caught.value.kind is FailureKind.WRONG_SIZE
 
 
-def test_an_absent_object_is_told_apart(client: DirectoryClient) -> None:
+def test_an_absent_object_is_told_apart(either: ObjectClient) -> None:
+    client = either
     with pytest.raises(ObjectStoreError) as caught:
         client.read(PATH, 10)
     assert caught.value.kind is FailureKind.NOT_FOUND
