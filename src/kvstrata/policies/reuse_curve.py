@@ -29,7 +29,7 @@ _PRIOR: Final = np.array([0.15] + [0.05] * (_NUM_BINS - 1))
 
 _NUM_BORROWED: Final = 10.0  # samples that a class borrows from its group, a group from the total
 _REQUESTS_PER_UPDATE_MAX: Final = 256
-_UPDATES_PER_DOUBLING: Final = 8  # roughly, until then: what is known grows by an 8th
+_UPDATES_PER_DOUBLING: Final = 16  # roughly, until then: what is known grows by a 16th
 _NUM_SAMPLES_MIN: Final = 512
 _NUM_SAMPLES_MAX: Final = 4096
 _NUM_REMEMBERED: Final = 50_000  # samples after which what was learned counts half
