@@ -62,6 +62,7 @@ class Seen:
     order: list[str] = field(default_factory=list)
     num_open: int = 0
     num_open_max: int = 0
+    open_kinds: Counter[str] = field(default_factory=Counter)
 
 
 class FaultProxy:
@@ -113,15 +114,18 @@ class FaultProxy:
     def settings(self, prefix: str, **more: object) -> dict[str, Any]:
         return self.address.settings(prefix, **more)
 
-    def wait_until_open(self, count: int) -> None:
-        """Wait until so many requests are open at one time; fail if that does not come."""
+    def wait_until_open(self, count: int, *kinds: str) -> None:
+        """Wait until so many requests are open at one time; fail if that does not come.
+
+        Only those of the given methods count; the client may be listing ahead meanwhile.
+        """
         pause = threading.Event()
         for _ in range(_NUM_POLLS_MAX):
             with self._lock:
-                if self.seen.num_open >= count:
+                if sum(self.seen.open_kinds[kind] for kind in kinds) >= count:
                     return
             pause.wait(_POLL_S)
-        raise AssertionError(f"{self.seen.num_open} requests are open instead of {count}")
+        raise AssertionError(f"{self.seen.open_kinds} are open instead of {count} of {kinds}")
 
     def _accept(self) -> None:
         while not self._closing.is_set():
@@ -153,9 +157,10 @@ class FaultProxy:
             self.seen.requests[kind] += 1
             self.seen.order.append(kind)
             self.seen.num_open += 1
+            self.seen.open_kinds[kind] += 1
             self.seen.num_open_max = max(self.seen.num_open_max, self.seen.num_open)
         with ExitStack() as request:
-            request.callback(self._end_one)
+            request.callback(self._end_one, kind)
             self._pass.wait()
             faults = self._faults_for(kind)
             if faults is not None and faults.status is not None:
@@ -171,9 +176,10 @@ class FaultProxy:
             client.sendall(answer_head + answer)
             return True
 
-    def _end_one(self) -> None:
+    def _end_one(self, kind: str) -> None:
         with self._lock:
             self.seen.num_open -= 1
+            self.seen.open_kinds[kind] -= 1
 
     def _faults_for(self, kind: str) -> Faults | None:
         with self._lock:

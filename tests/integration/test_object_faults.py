@@ -201,7 +201,7 @@ def test_a_load_ends_at_its_deadline_and_what_comes_later_touches_no_slot(
     with proxy.held():
         submit_load(tier, 2, {A: 5}, ctx)
         submit_load(tier, 3, {B: 6})
-        proxy.wait_until_open(2)
+        proxy.wait_until_open(2, "GET")
         clock.advance(0.9)
         assert list(tier.get_finished_jobs()) == []
         clock.advance(0.2)
@@ -218,7 +218,7 @@ def test_a_queued_store_ends_at_its_deadline(
     tier = open_tier(num_requests_max=1, store_timeout_s=10)
     with proxy.held():
         submit_store(tier, 1, {A: 0})
-        proxy.wait_until_open(1)
+        proxy.wait_until_open(1, "CREATE")
         submit_store(tier, 2, {B: 1})
         clock.advance(11)
         (result,) = tier.get_finished_jobs()
@@ -294,7 +294,7 @@ def test_a_lookup_that_timed_out_is_not_remembered_as_a_miss(
     with proxy.held():
         assert tier.lookup(A, ctx) is LookupResult.RETRY
         tier.on_schedule_end(IDLE_STEP)
-        proxy.wait_until_open(1)
+        proxy.wait_until_open(1, "PROBE")
         assert tier.lookup(A, ctx) is LookupResult.RETRY
         clock.advance(2.1)
         assert tier.lookup(A, ctx) is LookupResult.MISS
@@ -324,7 +324,7 @@ def test_a_lookup_of_64_keys_uses_all_of_its_requests_and_no_more(
     with proxy.held():
         assert set(tier.lookup_many(keys, ReqContext("long"))) == {LookupResult.RETRY}
         tier.on_schedule_end(IDLE_STEP)
-        proxy.wait_until_open(num_requests_max)
+        proxy.wait_until_open(num_requests_max, "PROBE")
     assert {look_up(tier, key) for key in keys} == {LookupResult.MISS}
     assert proxy.seen.num_open_max == num_requests_max
     assert proxy.seen.requests["PROBE"] == 64
@@ -338,7 +338,7 @@ def test_a_load_goes_before_stores_that_were_queued_earlier(
     proxy.seen.order.clear()
     with proxy.held():
         submit_store(tier, 2, {B: 1, C: 2, D: 3})
-        proxy.wait_until_open(1)
+        proxy.wait_until_open(1, "CREATE")
         submit_load(tier, 3, {A: 5})
     wait_for(tier, 2, 3)
     assert proxy.seen.order == ["CREATE", "GET", "CREATE", "CREATE"]
@@ -350,7 +350,7 @@ def test_a_load_finds_a_place_beside_stores_that_hang(open_tier: Open, proxy: Fa
     proxy.faults = Faults(methods=frozenset({"CREATE"}), slow_bytes=10)
     stores = {numbered_key(200 + i): i % 4 for i in range(4)}
     submit_store(tier, 2, stores)
-    proxy.wait_until_open(3)
+    proxy.wait_until_open(3, "CREATE")
     submit_load(tier, 3, {A: 5})
     assert wait_for(tier, 3)[3].failed == frozenset()
     assert wait_for(tier, 2)[2].failed == set(stores)
@@ -376,7 +376,7 @@ def test_a_cancelled_load_ends_at_once_and_touches_no_slot(
     untouched = bytes(slots[5])
     with proxy.held():
         submit_load(tier, 2, {A: 5})
-        proxy.wait_until_open(1)
+        proxy.wait_until_open(1, "GET")
         tier.cancel(JobId(2))
         (result,) = tier.get_finished_jobs()
         assert result.failed == {A}
@@ -391,7 +391,7 @@ def test_shutdown_names_what_hangs_and_every_job_has_its_result(
     with proxy.held():
         submit_store(tier, 1, {A: 0})
         submit_load(tier, 2, {B: 5})
-        proxy.wait_until_open(2)
+        proxy.wait_until_open(2, "CREATE", "GET")
         assert set(tier.shutdown(0.05)) == {1, 2}
         assert {result.job_id for result in tier.get_finished_jobs()} == {1, 2}
 
@@ -441,7 +441,7 @@ def test_a_chunk_deleted_while_it_is_loaded_is_not_taken_for_present(
     late = threading.Event()
     proxy.faults = Faults(methods=frozenset({"GET"}), late=late)
     submit_load(tier, 2, {A: 5})
-    proxy.wait_until_open(1)
+    proxy.wait_until_open(1, "GET")
     tier.delete([A])
     wait_until(lambda: tier.get_stats()["deleted_chunks"] == 1)
     late.set()
@@ -456,7 +456,7 @@ def test_a_chunk_deleted_while_it_is_stored_is_gone_afterwards(
     num_deletes = proxy.seen.requests["POST"]
     proxy.faults = Faults(methods=frozenset({"CREATE"}), early=early)
     submit_store(tier, 1, {A: 0})
-    proxy.wait_until_open(1)
+    proxy.wait_until_open(1, "CREATE")
     tier.delete([A])
     assert look_up(tier, B) is LookupResult.MISS  # time for a deletion that does not wait
     assert proxy.seen.requests["POST"] == num_deletes
