@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from typing_extensions import override
@@ -130,9 +131,8 @@ class Copies:
             self._fail_job(job)
             return
         self._store.index.pin(job.keys)
-        loads = (
-            _Load(self, job, seq, key, slot) for key, slot in zip(job.keys, job.slots, strict=True)
-        )
+        places = zip(job.keys, job.slots, strict=True)
+        loads = (_Load(self, job, seq, key, slot) for key, slot in places)
         self._workers.submit(Lane.LOAD, loads, len(job.keys))
 
     def submit_store(self, job: StoreJob, trail: Trail) -> None:
@@ -184,8 +184,7 @@ class Copies:
     def void_all(self) -> None:
         """Let all jobs in flight fail."""
         with self._changed:
-            writes = list(self._writes)
-            self._void_seq = self._seq
+            writes, self._void_seq = list(self._writes), self._seq
         self._store.index.void(writes)
 
     def cancel(self, job_id: JobId) -> None:
@@ -213,9 +212,9 @@ class Copies:
         if self.is_hung:
             self._fail_written()
             self._fail_queued()
-        if self.is_hung and not overdue:
-            self.is_hung = False
-            logger.warning("%s: %s answers again", self._name, self._settings.root)
+            if not overdue:
+                self.is_hung = False
+                logger.warning("%s: %s answers again", self._name, self._settings.root)
 
     def wait_until_idle(self, timeout_s: float) -> Collection[JobId]:
         """Wait for all jobs to end; return those that have not."""
@@ -329,11 +328,11 @@ class Copies:
         copy.is_settled = True
         if isinstance(copy, _Store):
             self._forget_storing(copy.key)
-        entry = self._store.index.get(copy.key)
+        entry, job_id = self._store.index.get(copy.key), copy.job.job_id
         expires_at_s = NEVER_S if entry is None else entry.expires_at_s
-        self._book.settle(copy.job.job_id, copy.key, outcome, self._clock.now_s(), expires_at_s)
-        if copy.job.job_id not in self._book:
-            self._cancelled.discard(copy.job.job_id)
+        self._book.settle(job_id, copy.key, outcome, self._clock.now_s(), expires_at_s)
+        if job_id not in self._book:
+            self._cancelled.discard(job_id)
             self._changed.notify_all()
         return True
 
@@ -349,28 +348,25 @@ class Copies:
                 self._book.settle(job.job_id, key, outcome, self._clock.now_s())
 
     def _admissions(self, job: StoreJob, seq: int, trail: Trail) -> Iterator[_Admit]:
-        expiries = job.expires_at_s or [NEVER_S] * len(job.keys)
-        rows = list(zip(job.keys, job.slots, expiries, strict=True))
-        at_s, wall_s = trail.take_time_s, self._clock.wall_s()
-        for start in range(0, len(rows), NUM_GRANTED_MAX):
-            stores = [
-                _Store(key, trail, end_s, at_s(wall_s), copies=self, job=job, slot=slot)
-                for key, slot, end_s in rows[start : start + NUM_GRANTED_MAX]
-            ]
-            yield _Admit(self, seq, stores)
+        ends_s, wall_s = job.expires_at_s or [NEVER_S] * len(job.keys), self._clock.wall_s()
+        rest = (
+            _Store(key, trail, end_s, trail.take_time_s(wall_s), copies=self, job=job, slot=slot)
+            for key, slot, end_s in zip(job.keys, job.slots, ends_s, strict=True)
+        )
+        while part := list(islice(rest, NUM_GRANTED_MAX)):
+            yield _Admit(self, seq, part)
 
     def _is_wanted(self, store: _Store, seq: int) -> bool:
         """Say whether a store needs to be written; settle it if not."""
-        outcome = None
         if self._is_void(store, seq):
-            outcome = Outcome.FAILED
+            self.settle(store, Outcome.FAILED)
         elif not self._store.can_hold(store.key):
-            outcome = Outcome.REFUSED
+            self.settle(store, Outcome.REFUSED)
         elif self._store.index.get(store.key) is not None:
-            outcome = Outcome.PRESENT
-        if outcome is not None:
-            self.settle(store, outcome)
-        return outcome is None
+            self.settle(store, Outcome.PRESENT)
+        else:
+            return True
+        return False
 
     def _is_void(self, store: _Store, seq: int) -> bool:
         return self._is_dead(store.job.job_id, seq) or self._void_keys.get(store.key, 0) >= seq

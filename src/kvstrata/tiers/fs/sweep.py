@@ -4,7 +4,7 @@ import logging
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvstrata.core.clock import Clock
 from kvstrata.core.events import RemovalReason
@@ -14,9 +14,13 @@ from kvstrata.tiers.fs.index import Index, Write
 from kvstrata.tiers.fs.journal import Journal
 from kvstrata.tiers.fs.layout import ChunkDir
 from kvstrata.tiers.fs.ledger import LEDGER_BYTES, Ledger
+from kvstrata.tiers.fs.removal import Removal
 from kvstrata.tiers.fs.settings import FsSettings
 from kvstrata.tiers.jobs import Outcome
 from kvstrata.tiers.recency import Trail
+
+if TYPE_CHECKING:
+    from kvstrata.tiers.fs.workers import Workers
 
 logger = logging.getLogger("kvstrata.fs")
 
@@ -44,6 +48,7 @@ class Sweep:
         clock: Clock,
     ) -> None:
         self.has_drifted = False  # somebody else removed files, so the account is too high
+        self.helpers: Workers | None = None  # to remove files
         self._disk = disk
         self._ledger = ledger
         self._index = index
@@ -249,21 +254,20 @@ class Sweep:
     ) -> int:
         """Remove files of leaving chunks; return the bytes freed."""
         announced = keys if announced is None else announced
-        gone, missing = [], []
-        try:
-            with self._ledger.removing() as removed:
-                for key in keys:
-                    if self._disk.remove(self._chunks.path_of(key)):
-                        removed.append(self._file_bytes)
-                        gone.append(key)
-                    else:
-                        missing.append(key)
-        finally:  # after an error the next scan finds the rest again
-            self._index.gone(keys)
-            self._journal.note_removed([key for key in gone if key in announced], reason)
-            external = [key for key in missing if key in announced]
-            self._journal.note_removed(external, RemovalReason.EXTERNAL)
-            self.has_drifted |= bool(external)
+        removal = Removal(self._disk, [self._chunks.path_of(key) for key in keys])
+        with self._ledger.removing() as removed:
+            removal.finish(self.helpers)
+            removed.extend([self._file_bytes] * removal.were_there.count(True))
+        done = list(zip(keys, removal.were_there, strict=True))
+        gone = [key for key, was_there in done if was_there]
+        missing = [key for key, was_there in done if was_there is False]
+        self._index.gone(keys)  # after an error the next scan finds the rest again
+        self._journal.note_removed([key for key in gone if key in announced], reason)
+        external = [key for key in missing if key in announced]
+        self._journal.note_removed(external, RemovalReason.EXTERNAL)
+        self.has_drifted |= bool(external)
+        if removal.error is not None:
+            raise removal.error
         return self._file_bytes * len(gone)
 
     def _remove_temporaries(self, alive: Collection[int]) -> None:

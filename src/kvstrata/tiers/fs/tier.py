@@ -62,7 +62,9 @@ class FsTier(SecondaryTierManager):
         self._disk = disk or kind.open_root(self._settings, env.path)
         self._store = ChunkStore(self._disk, self._settings, env, slots.chunk_bytes)
         self._index = self._store.index
-        self._workers = Workers(self._settings.num_threads, env.name, env.clock)
+        self._store.sweep.helpers = self._workers = Workers(
+            self._settings.num_threads, env.name, env.clock
+        )
         self._copies = Copies(self._store, self._workers, slots, self._settings, env)
         self._probes = Probes(self._workers, self._store.probe, env.clock)
         self._upkeep = Upkeep(self._store, self._workers, self._settings, env.clock)
