@@ -1,6 +1,7 @@
 """The object tier on a real S3 server behind a proxy that breaks what passes."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -185,7 +186,9 @@ def test_a_body_that_trickles_ends_at_the_request_timeout(
     tier = restart(tier, open_tier, request_timeout_s=0.2, num_tries=1)
     untouched = bytes(slots[5])
     proxy.faults = Faults(methods=READS, slow_bytes=HEADER_BYTES + 1000)
+    started_s = time.monotonic()
     assert load(tier, 2, {A: 5}).failed == {A}
+    assert time.monotonic() - started_s < 15.0  # obstore's own timeout is twice that
     assert slots[5] == untouched
     assert tier.get_stats()["timeouts"] == 1
     proxy.heal()
@@ -514,6 +517,7 @@ def test_a_listing_that_fails_is_repeated_and_stores_wait_for_it(
     proxy.faults = Faults(methods=frozenset({"LIST"}), status=503, num_left=2)
     tier = open_tier(max_bytes="100MiB", probe="skip")
     assert store(tier, 1, {A: 0}).failed == frozenset()
+    assert proxy.seen.order == ["LIST", "LIST", "LIST", "CREATE"]
     assert tier.get_stats()["throttled"] == 2
     assert tier.get_stats()["is_counted"] == 1
 

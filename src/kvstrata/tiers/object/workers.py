@@ -26,6 +26,9 @@ class Lane(IntEnum):
 
 _WITH_PAYLOAD: Final = (Lane.LOAD, Lane.STORE)
 
+_NUM_CALLS_MAX: Final = 4
+"""Threads that one thread wakes or starts at one time; one after the other would take long."""
+
 
 class WorkerPool:
     """At most `num_threads_max` threads, started as they are needed, kept until `close`.
@@ -65,16 +68,21 @@ class WorkerPool:
                 return
             if delay_s <= 0:
                 self._waiting[lane].extend(tasks)
-                if self._next_lane() is not None:
-                    self._call_thread()
+                self._call_threads()
                 return
             due_s = time.monotonic() + delay_s
             for task in tasks:
                 heapq.heappush(self._later, (due_s, next(self._order), lane, task))
             self._call_thread()  # one has to wake up in time
 
+    def _call_threads(self) -> None:
+        """Let some threads look for tasks, as many as may run. Who finds one calls more."""
+        num_free = {lane: self._num_free(lane) for lane in self._waiting}
+        num_ready = sum(min(len(self._waiting[lane]), free) for lane, free in num_free.items())
+        for _ in range(min(num_ready, _NUM_CALLS_MAX)):
+            self._call_thread()
+
     def _call_thread(self) -> None:
-        """Let one more thread look for a task. Who finds one calls the next while there is more."""
         if self._num_idle:
             self._wake.notify()
         elif len(self._threads) < self._num_threads_max:
@@ -92,8 +100,7 @@ class WorkerPool:
         """Take back one `hold`."""
         with self._wake:
             self._held[lane] -= 1
-            if self._next_lane() is not None:
-                self._call_thread()
+            self._call_threads()
 
     def num_running(self) -> int:
         """Return how many tasks run now."""
@@ -141,7 +148,7 @@ class WorkerPool:
                     self._running[lane] += 1
                     # A thread that is woken for nothing costs more than many a task.
                     if self._next_lane() is not None:
-                        self._call_thread()
+                        self._call_threads()
                     return lane, task
                 self._num_idle += 1
                 self._wake.wait(pause_s)
@@ -161,15 +168,16 @@ class WorkerPool:
     def _next_lane(self) -> Lane | None:
         """Return the most urgent lane of those that have a task which may run."""
         for lane, waiting in self._waiting.items():
-            if waiting and self._may_run(lane):
+            if waiting and self._num_free(lane) > 0:
                 return lane
         return None
 
-    def _may_run(self, lane: Lane) -> bool:
-        if self._held[lane] or self._running[lane] >= self._num_max.get(
-            lane, self._num_threads_max
-        ):
-            return False
-        if lane not in _WITH_PAYLOAD:
-            return True
-        return sum(self._running[each] for each in _WITH_PAYLOAD) < self._num_payloads_max
+    def _num_free(self, lane: Lane) -> int:
+        """Return how many more tasks of a lane may run now."""
+        if self._held[lane]:
+            return 0
+        num_free = self._num_max.get(lane, self._num_threads_max) - self._running[lane]
+        if lane in _WITH_PAYLOAD:
+            num_payloads = sum(self._running[each] for each in _WITH_PAYLOAD)
+            num_free = min(num_free, self._num_payloads_max - num_payloads)
+        return max(0, num_free)
