@@ -29,7 +29,7 @@ def manager(
     policy: Annotated[str, typer.Option(help="Eviction policy.")] = "auto",
     passes: Annotated[
         int, typer.Option(min=1, help="Times to replay; each request's fastest time counts.")
-    ] = 5,
+    ] = 10,
     *,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
