@@ -18,7 +18,7 @@ from kvstrata.core.tier import SecondaryTierManager, TierEnv
 from kvstrata.policies.partitioned import PartitionedPolicy
 from kvstrata.primary.chunk_store import PrimaryLimits
 from kvstrata.primary.manager import CPUOffloadingManager
-from kvstrata.primary.region import HUGE_PAGES, HostRegion
+from kvstrata.primary.region import HostRegion
 from kvstrata.primary.reuse_filter import FilterReusedOffloadingManager
 from kvstrata.primary.tenancy import TenantOffloadingManager
 from kvstrata.primary.tidying import TidyOffloadingManager
@@ -137,6 +137,7 @@ def build_manager(
     namespace: str | Namespace,
     clock: Clock | None = None,
     slots: SlotView | None = None,
+    shared: bool = True,
 ) -> OffloadingManager:
     """Build primary, policy, filter and tiers.
 
@@ -146,6 +147,9 @@ def build_manager(
         namespace: Names everything that changes the bytes of equal keys.
         clock: Time; the machine's if None.
         slots: The primary's rows, as many as the settings ask for; host memory if None.
+        shared: Whether that host memory is for other processes to map, as an engine's workers do.
+            If not, the kernel is readier to give huge pages, and children of this process must not
+            use it.
 
     Raises:
         ConfigError: A setting is wrong, or the host has not enough memory. Nothing is left behind.
@@ -157,7 +161,7 @@ def build_manager(
     tenants = TenantResolver(config.tenant_from, config.tenants)
     close: Callable[[], None] = _nothing
     if slots is None:
-        region = _make_region(config, num_chunks, chunk_bytes)
+        region = _make_region(config, num_chunks, chunk_bytes, shared=shared)
         slots, close = region, region.close
     elif slots.num_slots < num_chunks or slots.chunk_bytes < chunk_bytes:
         raise ConfigError(
@@ -201,9 +205,10 @@ def _wrapped(
     return manager
 
 
-def _make_region(config: Config, num_chunks: int, chunk_bytes: int) -> HostRegion:
-    advice = HUGE_PAGES if config.primary.huge_pages else ()
-    region = HostRegion.create(num_chunks, chunk_bytes, advice=advice)
+def _make_region(config: Config, num_chunks: int, chunk_bytes: int, *, shared: bool) -> HostRegion:
+    region = HostRegion.create(
+        num_chunks, chunk_bytes, shared=shared, huge_pages=config.primary.huge_pages
+    )
     if config.primary.prefault:
         try:
             region.prefault()

@@ -31,7 +31,7 @@ class KVStore:
     Keys name chunks in prefix order, as everywhere: `put` keeps the first ones where not all fit,
     and `get` returns the longest prefix there is. Safe to use from several threads; one call works
     at a time. Use it in a `with` block, or call `close`; afterwards all but `get_stats` and `close`
-    raise ContractError.
+    raise ContractError. A forked child must not use it: it has neither its threads nor its memory.
     """
 
     def __init__(self, manager: OffloadingManager, *, max_wait_s: float = 5.0) -> None:
@@ -325,5 +325,7 @@ def open_store(source: Mapping[str, Any] | Config | str | Path) -> KVStore:
     config = load_config(source)
     if config.chunk_bytes is None:
         raise ConfigError("chunk_bytes", "is required: the size of every chunk")
-    manager = build_manager(config, chunk_bytes=config.chunk_bytes, namespace=config.namespace)
+    manager = build_manager(
+        config, chunk_bytes=config.chunk_bytes, namespace=config.namespace, shared=False
+    )
     return KVStore(manager, max_wait_s=config.max_wait_s)

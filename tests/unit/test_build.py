@@ -11,7 +11,7 @@ from kvstrata.core.errors import ConfigError
 from kvstrata.core.namespace import Namespace
 from kvstrata.testing import FakeBackend, chain
 from kvstrata.testing.manager_calls import end_step, finish, load, look_up, start, store
-from tests.unit.primary.test_region import shared_bytes
+from tests.host_memory import taken_bytes
 
 PRIMARY: dict[str, Any] = {"num_chunks": 4, "policy": "lru"}
 FAKE = "kvstrata.testing:FakeTier"
@@ -25,10 +25,10 @@ def error_of(config: object, chunk_bytes: int = 100) -> str:
 
 @pytest.mark.parametrize("prefault", [True, False])
 def test_host_memory_is_taken_at_the_start_where_that_is_asked_for(prefault: bool) -> None:
-    before = shared_bytes()
+    before = taken_bytes()
     config = {"primary": PRIMARY | {"prefault": prefault}}
     manager = build_manager(config, chunk_bytes=4 << 20, namespace="n")
-    assert (shared_bytes() - before >= 16 << 20) is prefault
+    assert (taken_bytes() - before >= 16 << 20) is prefault
     manager.shutdown(1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvstrata
-from kvstrata import ConfigError, ContractError, OffloadKey, make_offload_key
+from kvstrata import ConfigError, ContractError, OffloadKey, build_manager, make_offload_key
 from kvstrata.testing import pattern
 
 CHUNK_BYTES = 8192
@@ -41,6 +41,18 @@ def test_a_prefix_larger_than_the_primary_comes_back_whole(tmp_path: Path) -> No
         loaded = blank(32)
         assert store.get(wanted, loaded) == 32
     assert [bytes(row) for row in loaded] == rows(wanted)
+
+
+def test_its_memory_is_its_own_and_that_of_a_manager_is_for_others_to_map(tmp_path: Path) -> None:
+    def num_shared() -> int:
+        return Path("/proc/self/maps").read_text().count("/memfd:kvstrata")
+
+    before = num_shared()
+    with kvstrata.open(settings(tmp_path)):
+        assert num_shared() == before
+    manager = build_manager({"primary": {"num_chunks": 1}}, chunk_bytes=1, namespace="n")
+    assert num_shared() == before + 1
+    manager.shutdown(1)
 
 
 def test_chunks_survive_a_restart(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def measure(model: DemoModel, num_rounds: int, num_prompt: int, num_answer: int)
         {"primary": {"num_chunks": 2 * num_blocks, "policy": "lru"}},
         chunk_bytes=config.chunk_bytes(shapes),
         namespace=config.namespace(shapes, revision=model.revision),
+        shared=False,
     )
     plain = Engine(model.transformer, config)
     connected = Engine(model.transformer, config, manager)

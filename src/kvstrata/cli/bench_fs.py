@@ -24,7 +24,7 @@ from kvstrata.core.request import ScheduleEndContext
 from kvstrata.core.results import JobResult, LoadJob, StoreJob
 from kvstrata.core.settings import parse_bytes
 from kvstrata.core.tier import TierEnv
-from kvstrata.primary.region import HostRegion
+from kvstrata.primary.region import HostRegion, why_no_huge_pages
 from kvstrata.tiers.fs import FsTier
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ class Figures:
     num_chunks: int
     num_rounds: int
     num_threads: int
+    shared_memory: bool = False
     direct_io: bool = False
     store_GBps: float = 0.0  # noqa: N815 - the name is part of the output's format
     load_GBps: float = 0.0  # noqa: N815
@@ -148,16 +149,18 @@ def run_bench(
     num_rounds: int,
     num_threads: int,
     *,
+    shared: bool = False,
     num_adopted: int = 0,
 ) -> Figures:
     """Measure in rounds: fio writes, the tier stores, fio reads, the tier loads, all is verified.
 
     Works in a directory of its own below `root`, and removes it in the end.
     """
-    figures = Figures(chunk_bytes, num_chunks, num_rounds, num_threads, num_adopted=num_adopted)
+    figures = Figures(chunk_bytes, num_chunks, num_rounds, num_threads, shared)
+    figures.num_adopted = num_adopted
     caller = _Caller()
     rates: dict[str, list[float]] = {"store": [], "load": [], "write": [], "read": []}
-    region = HostRegion.create(num_chunks, chunk_bytes)
+    region = HostRegion.create(num_chunks, chunk_bytes, shared=shared)
     root.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix="kvstrata-bench-", dir=root))
     try:
@@ -218,6 +221,8 @@ def _show(figures: Figures) -> None:
     if figures.adopt_s is not None:
         print(f"start on {figures.num_adopted} chunks: {figures.adopt_s:.3f} s")
     print(f"verified: {figures.bytes_verified} bytes, direct I/O: {figures.direct_io}")
+    if problem := why_no_huge_pages(shared=figures.shared_memory):
+        print(f"without huge pages: {problem}")
 
 
 def fs(
@@ -227,6 +232,13 @@ def fs(
     rounds: Annotated[int, typer.Option(min=1, help="Medians are of so many rounds.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the tier, and of fio.")] = 8,
     *,
+    shared_memory: Annotated[
+        bool,
+        typer.Option(
+            "--shared-memory",
+            help="Memory as an engine's workers map it, instead of kvstrata.open's own.",
+        ),
+    ] = False,
     adopt_chunks: Annotated[
         int, typer.Option(min=0, help="Then start on so many chunks; 0: don't.")
     ] = 10_000,
@@ -234,7 +246,9 @@ def fs(
 ) -> None:
     """Store all, drop, load all and verify every byte, next to fio's direct I/O in the same run."""
     num_bytes = parse_bytes(chunk_bytes, "--chunk-bytes")
-    figures = run_bench(root, num_bytes, chunks, rounds, threads, num_adopted=adopt_chunks)
+    figures = run_bench(
+        root, num_bytes, chunks, rounds, threads, shared=shared_memory, num_adopted=adopt_chunks
+    )
     if json_output:
         print(json.dumps(asdict(figures)))
     else:

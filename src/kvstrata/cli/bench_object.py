@@ -37,7 +37,7 @@ def bench_object(
     except ImportError as error:
         raise ConfigError("", str(error)) from error
     settings = {"url": url, "endpoint": endpoint, "region": region}
-    region_of_chunks = HostRegion.create(chunks, size)
+    region_of_chunks = HostRegion.create(chunks, size, shared=False)
     try:
         result = bench.run_bench(region_of_chunks, settings, rounds, requests)
     finally:

@@ -73,7 +73,7 @@ def bench_p2p(
 ) -> dict[str, Any]:
     """Measure; every byte pulled is verified by the tier, as always."""
     total_bytes = num_chunks * chunk_bytes
-    region = HostRegion.create(num_chunks, chunk_bytes)
+    region = HostRegion.create(num_chunks, chunk_bytes, shared=False)
     with _serving_process(num_chunks, chunk_bytes) as (address, plain_address, secret_file):
         settings = P2pSettings(
             identity="bench-reader",
@@ -187,7 +187,7 @@ def _serving_process(num_chunks: int, chunk_bytes: int) -> Iterator[tuple[Addres
 
 
 def _serve(control: Connection, num_chunks: int, chunk_bytes: int, secret_file: str) -> None:
-    region = HostRegion.create(num_chunks, chunk_bytes)
+    region = HostRegion.create(num_chunks, chunk_bytes, shared=False)
     for slot in range(num_chunks):
         region[slot][:] = hashlib.shake_128(b"%d" % slot).digest(4096) * (chunk_bytes // 4096) + (
             bytes(chunk_bytes % 4096)

@@ -167,6 +167,7 @@ def make_offloading_engine(model: DemoModel, plan: DemoPlan) -> Engine:
         },
         chunk_bytes=chunk_bytes,
         namespace=config.namespace(shapes, revision=model.revision),
+        shared=False,
     )
     return Engine(model.transformer, config, manager)
 

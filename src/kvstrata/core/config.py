@@ -41,7 +41,7 @@ class PrimaryConfig:
     bytes: int | None = setting(optional(parse_bytes), None)  # all ranks of the host together
     bytes_per_rank: int | None = setting(optional(parse_bytes), None)
     policy: str = setting(parse_text, "auto")
-    huge_pages: bool = setting(parse_bool, default=False)
+    huge_pages: bool = setting(parse_bool, default=True)  # where the kernel's settings allow them
     prefault: bool = setting(parse_bool, default=False)  # take all of it at the start
     protect_share: float = setting(parse_share, 0.5)  # of slots, for chunks of preempted requests
     protect_s: float = setting(parse_seconds, 60.0)

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from typing_extensions import override
 
-from kvstrata.core.errors import ConfigError
+from kvstrata.core.errors import ConfigError, ContractError
 from kvstrata.core.memory import ROW_ALIGNMENT, AlignedSlots, row_bytes_for
 
 MEMORY_TABLE = Path("/proc/meminfo")
@@ -21,7 +21,7 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14, which Python does not name yet
 PREFAULT_BYTES: Final = 64 << 20  # at a time, so that signals are seen in between
-HUGE_PAGES: Final = (mmap.MADV_HUGEPAGE,) if hasattr(mmap, "MADV_HUGEPAGE") else ()
+HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,18 @@ def free_host_memory() -> FreeMemory | None:
     return min(found, key=lambda free: free.num_bytes, default=None)
 
 
+def why_no_huge_pages(*, shared: bool) -> str | None:
+    """Return what keeps this host's kernel from giving huge pages where asked; None if nothing."""
+    name, wanted = ("shmem_enabled", "advise") if shared else ("enabled", "madvise")
+    try:
+        text = (HUGE_PAGE_SETTINGS / name).read_text()
+    except OSError:
+        return "this kernel has none"
+    if "[never]" in text or "[deny]" in text:
+        return f"{HUGE_PAGE_SETTINGS / name} forbids them; write {wanted} to it"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class RegionHandle:
     """What another process of the same user needs to map the region; it may be pickled."""
@@ -63,16 +75,27 @@ class RegionHandle:
 class HostRegion(AlignedSlots):
     """Rows of host memory, `chunk_bytes` payload each, every row on a 4096-byte boundary.
 
-    The memory is anonymous (`memfd_create`): it has no name that could leak, and goes when the last
-    process that maps it ends. Pages are taken when they are first written.
+    Shared memory is anonymous (`memfd_create`): it has no name that could leak, and goes when the
+    last process that maps it ends. Private memory is this process's alone, and no child gets a copy
+    of it: that would make direct I/O unsafe. Pages are taken when they are first written, huge ones
+    where the kernel's settings allow: for private memory they mostly do, for shared memory mostly
+    not (`why_no_huge_pages`).
     """
 
-    def __init__(self, fd: int, num_slots: int, chunk_bytes: int) -> None:
-        """Map an open memory file of the right size; the region owns the descriptor from now on."""
+    def __init__(self, num_slots: int, chunk_bytes: int, fd: int | None = None) -> None:
+        """Map an open memory file of the right size, or private memory without one.
+
+        The region owns the descriptor from now on.
+        """
         super().__init__(num_slots, chunk_bytes)
         self._fd = fd
-        self._close_fd = weakref.finalize(self, os.close, fd)  # also when nobody closes the region
-        self._memory = mmap.mmap(fd, self.reserved_bytes)
+        self._close_fd = None if fd is None else weakref.finalize(self, os.close, fd)  # in any case
+        if fd is None:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._memory = mmap.mmap(-1, self.reserved_bytes, flags=flags)
+            self._memory.madvise(mmap.MADV_DONTFORK)
+        else:
+            self._memory = mmap.mmap(fd, self.reserved_bytes)
         self._view = memoryview(self._memory)
 
     @classmethod
@@ -81,7 +104,8 @@ class HostRegion(AlignedSlots):
         num_slots: int,
         chunk_bytes: int,
         *,
-        advice: Sequence[int] = (),
+        shared: bool = True,
+        huge_pages: bool = True,
         free_memory: Callable[[], FreeMemory | None] = free_host_memory,
     ) -> Self:
         """Reserve a region.
@@ -89,7 +113,8 @@ class HostRegion(AlignedSlots):
         Args:
             num_slots: Rows, at least 1.
             chunk_bytes: Payload of a row, at least 1.
-            advice: Advice for the kernel (`madvise`), such as `HUGE_PAGES`.
+            shared: Whether other processes may map it.
+            huge_pages: Whether to ask the kernel for them.
             free_memory: Says how much may be taken; None where that is unknown.
 
         Raises:
@@ -108,11 +133,13 @@ class HostRegion(AlignedSlots):
                 f"{chunk_bytes} bytes), only {free.num_bytes} are free ({free.where}); "
                 "lower primary.num_chunks or primary.bytes",
             )
-        fd = os.memfd_create("kvstrata", os.MFD_CLOEXEC)
-        os.ftruncate(fd, needed_bytes)
-        region = cls(fd, num_slots, chunk_bytes)
-        for option in advice:
-            region.memory_map.madvise(option)
+        fd = None
+        if shared:
+            fd = os.memfd_create("kvstrata", os.MFD_CLOEXEC)
+            os.ftruncate(fd, needed_bytes)
+        region = cls(num_slots, chunk_bytes, fd)
+        with suppress(OSError):  # a kernel without them
+            region._memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
         return region
 
     @classmethod
@@ -123,7 +150,7 @@ class HostRegion(AlignedSlots):
             OSError: That process ended or is another user's.
         """
         fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC)
-        return cls(fd, handle.num_slots, handle.chunk_bytes)
+        return cls(handle.num_slots, handle.chunk_bytes, fd)
 
     def prefault(self) -> None:
         """Take all pages now: later writes find them, and what is not there shows at once.
@@ -152,13 +179,14 @@ class HostRegion(AlignedSlots):
         return self._view
 
     @property
-    def memory_map(self) -> mmap.mmap:
-        """The mapping itself, for advice to the kernel."""
-        return self._memory
-
-    @property
     def handle(self) -> RegionHandle:
-        """What `attach` needs in another process; good while this region is open."""
+        """What `attach` needs in another process; good while this region is open.
+
+        Raises:
+            ContractError: The memory is private.
+        """
+        if self._fd is None:
+            raise ContractError("private memory can't be mapped by others: create it as shared")
         return RegionHandle(os.getpid(), self._fd, self._num_slots, self._chunk_bytes)
 
     @override
@@ -171,19 +199,19 @@ class HostRegion(AlignedSlots):
 
         They read as zeros until they are written again, which takes new memory.
         """
+        advice = mmap.MADV_DONTNEED if self._fd is None else mmap.MADV_REMOVE
         for _, stretch in groupby(enumerate(sorted(slots)), key=lambda item: item[1] - item[0]):
             rows = [slot for _, slot in stretch]
             start, num_bytes = self.row_start(rows[0]), len(rows) * self._row_bytes
-            self._memory.madvise(mmap.MADV_REMOVE, start, num_bytes)
+            self._memory.madvise(advice, start, num_bytes)
 
     def close(self) -> None:
         """Give the memory back; a second call does nothing.
 
         Views that others still hold keep their pages until they are dropped.
         """
-        if not self._close_fd.alive:
-            return
-        self._close_fd()
+        if self._close_fd is not None:
+            self._close_fd()
         self._view.release()
         with suppress(BufferError):  # held views keep the pages until the last of them goes
             self._memory.close()

@@ -1,6 +1,6 @@
 """Host memory is taken lazily, mapped by others, never more than asked for, and never leaked."""
 
-import gc
+import faulthandler
 import os
 import signal
 import subprocess
@@ -8,11 +8,18 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kvstrata.core.errors import ConfigError
-from kvstrata.primary.region import FreeMemory, HostRegion, free_host_memory
+from kvstrata.core.errors import ConfigError, ContractError
+from kvstrata.primary.region import (
+    FreeMemory,
+    HostRegion,
+    free_host_memory,
+    why_no_huge_pages,
+)
 from kvstrata.testing import numbered_key, pattern
+from tests.host_memory import taken_bytes
 
 MIB = 2**20
 
@@ -44,33 +51,32 @@ def open_files() -> set[str]:
     return found
 
 
-def shared_bytes() -> int:
-    """Shared memory that this process has really taken."""
-    gc.collect()  # regions that nobody holds any more
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssShmem:"):
-            return int(line.split()[1]) * 1024
-    pytest.skip("the kernel does not say")
+KINDS = pytest.mark.parametrize("shared", [True, False], ids=["shared", "private"])
 
 
-def test_prefaulting_takes_all_pages_and_writes_find_them() -> None:
-    region = HostRegion.create(40, 2 * MIB)
-    before = shared_bytes()
+@KINDS
+def test_prefaulting_takes_all_pages_and_writes_find_them(*, shared: bool) -> None:
+    region = HostRegion.create(40, 2 * MIB, shared=shared)
+    before = taken_bytes()
     region.prefault()
-    taken = shared_bytes()
+    taken = taken_bytes()
     assert taken - before >= 80 * MIB
     for i in range(40):
         region[i][:] = b"x" * len(region[i])
-    assert shared_bytes() - taken < MIB
+    assert taken_bytes() - taken < MIB
     region.close()
-    assert shared_bytes() - before < MIB
+    assert taken_bytes() - before < MIB
 
 
 def test_prefaulting_works_on_a_kernel_that_can_not_do_it_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvstrata.primary.region.POPULATE_WRITE", 9999)
-    test_prefaulting_takes_all_pages_and_writes_find_them()
+    region = HostRegion.create(40, 2 * MIB)
+    before = taken_bytes()
+    region.prefault()
+    assert taken_bytes() - before >= 80 * MIB
+    region.close()
 
 
 def test_memory_that_can_not_be_taken_is_an_error_and_no_crash() -> None:
@@ -81,8 +87,9 @@ def test_memory_that_can_not_be_taken_is_an_error_and_no_crash() -> None:
     region.close()
 
 
-def test_rows_are_aligned_separate_and_of_the_asked_size() -> None:
-    region = HostRegion.create(5, 5_000)
+@KINDS
+def test_rows_are_aligned_separate_and_of_the_asked_size(*, shared: bool) -> None:
+    region = HostRegion.create(5, 5_000, shared=shared)
     assert (len(region), region.num_slots, region.chunk_bytes) == (5, 5, 5_000)
     assert region.row_bytes == 8_192
     for i in range(5):
@@ -126,34 +133,37 @@ def test_free_memory_is_known_on_linux() -> None:
     assert "/" in free.where
 
 
+@KINDS
 @pytest.mark.parametrize("chunk_bytes", [65_537, 100_003, 1_000_003])
-def test_memory_taken_is_what_was_asked_for(chunk_bytes: int) -> None:
+def test_memory_taken_is_what_was_asked_for(chunk_bytes: int, *, shared: bool) -> None:
     # Field report F04.
     num_slots = 64 * MIB // chunk_bytes
-    before = shared_bytes()
-    region = HostRegion.create(num_slots, chunk_bytes)
+    before = taken_bytes()
+    region = HostRegion.create(num_slots, chunk_bytes, shared=shared)
     for i in range(num_slots):
         region.row(i)[:] = b"x" * region.row_bytes
-    grown = shared_bytes() - before
+    grown = taken_bytes() - before
     region.close()
     asked = num_slots * chunk_bytes
     assert asked <= grown <= 1.1 * asked
     assert region.reserved_bytes <= 1.1 * asked
-    assert shared_bytes() - before < MIB
+    assert taken_bytes() - before < MIB
 
 
-def test_a_large_region_takes_memory_only_as_it_is_written() -> None:
+@KINDS
+def test_a_large_region_takes_memory_only_as_it_is_written(*, shared: bool) -> None:
     # Field report F05.
-    before = shared_bytes()
-    region = HostRegion.create(1_024, MIB, free_memory=lambda: None)
-    assert shared_bytes() - before < MIB
+    before = taken_bytes()
+    region = HostRegion.create(1_024, MIB, shared=shared, free_memory=lambda: None)
+    assert taken_bytes() - before < MIB
     region[7][:] = b"x" * MIB
-    assert MIB <= shared_bytes() - before < 2 * MIB
+    assert MIB <= taken_bytes() - before <= 4 * MIB, "at most two huge pages"
     region.close()
 
 
-def test_views_outlive_the_region_and_a_second_close_does_nothing() -> None:
-    region = HostRegion.create(2, 4_096)
+@KINDS
+def test_views_outlive_the_region_and_a_second_close_does_nothing(*, shared: bool) -> None:
+    region = HostRegion.create(2, 4_096, shared=shared)
     view = region[1]
     view[:] = b"x" * 4_096
     region.close()
@@ -181,6 +191,87 @@ def test_another_process_maps_the_same_memory() -> None:
     subprocess.run([sys.executable, "-c", ATTACH, *map(str, numbers)], check=True)
     assert bytes(region[2]) == b"b" * 5_000
     region.close()
+
+
+@KINDS
+def test_memory_of_released_rows_is_given_back_and_the_others_keep_theirs(*, shared: bool) -> None:
+    region = HostRegion.create(64, MIB // 4, shared=shared)
+    before = taken_bytes()
+    for i in range(64):
+        region[i][:] = bytes([i + 1]) * (MIB // 4)
+    region.release_rows([*range(40), 50])
+    assert taken_bytes() - before <= 8 * MIB
+    for i in range(64):
+        value = 0 if i < 40 or i == 50 else i + 1
+        assert bytes(region[i]) == bytes([value]) * (MIB // 4)
+    region.close()
+
+
+def test_private_memory_can_not_be_mapped_by_others_and_says_so() -> None:
+    region = HostRegion.create(1, 4_096, shared=False)
+    with pytest.raises(ContractError, match="private"):
+        _ = region.handle
+    region.close()
+
+
+def test_no_child_gets_a_copy_of_private_memory() -> None:
+    # Direct I/O into memory that a fork has just made copy-on-write would go to the child's copy.
+    region = HostRegion.create(1, 4_096, shared=False)
+    region[0][:] = b"x" * 4_096
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()
+        os._exit(region[0] == b"x" * 4_096)  # not reached: this memory is not there
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
+    region.close()
+
+
+@KINDS
+@pytest.mark.parametrize("huge_pages", [True, False])
+def test_the_kernel_is_told_whether_huge_pages_are_wanted(
+    *, shared: bool, huge_pages: bool
+) -> None:
+    region = HostRegion.create(8, MIB, shared=shared, huge_pages=huge_pages)
+    assert has_flag(region, "hg") is huge_pages
+    assert has_flag(region, "nh") is not huge_pages
+    region.close()
+
+
+def has_flag(region: HostRegion, flag: str) -> bool:
+    start = f"{np.frombuffer(region.memory, np.uint8).ctypes.data:x}-"
+    found = Path("/proc/self/smaps").read_text().partition(f"\n{start}")[2]
+    return flag in found.partition("VmFlags:")[2].partition("\n")[0].split()
+
+
+def test_a_kernel_without_huge_pages_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmap.MADV_HUGEPAGE", 9999)
+    HostRegion.create(1, 4_096).close()
+
+
+@pytest.mark.parametrize(
+    ("shared", "name", "text", "words"),
+    [
+        (True, "shmem_enabled", "always within_size advise [never] deny force", "write advise"),
+        (True, "shmem_enabled", "always within_size advise never [deny] force", "write advise"),
+        (True, "shmem_enabled", "always within_size [advise] never deny force", None),
+        (False, "enabled", "always madvise [never]", "write madvise"),
+        (False, "enabled", "always [madvise] never", None),
+        (False, "defrag", "", "has none"),
+    ],
+)
+def test_what_forbids_huge_pages_is_named(
+    *,
+    shared: bool,
+    name: str,
+    text: str,
+    words: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvstrata.primary.region.HUGE_PAGE_SETTINGS", tmp_path)
+    (tmp_path / name).write_text(text)
+    problem = why_no_huge_pages(shared=shared)
+    assert (problem is None) if words is None else (problem is not None and words in problem)
 
 
 def test_killed_processes_leave_no_shared_memory() -> None:

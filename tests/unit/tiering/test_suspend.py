@@ -1,6 +1,5 @@
 """L01, L02, L05: an engine that sleeps and wakes up, and one that gets other weights."""
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from kvstrata.core.manager import SuspendMode
 from kvstrata.core.results import LookupResult
 from kvstrata.testing import EVERY_KEY, chain, pattern
 from kvstrata.testing.manager_calls import begin_store, finish, look_up, store
+from tests.host_memory import taken_bytes
 from tests.tiering_world import World
 
 AB, ABCDE = chain("ab"), chain("abcde")
@@ -72,13 +72,6 @@ def test_what_only_the_primary_holds_is_copied_to_a_lasting_tier_before_memory_g
     world.load(ABCDE, ctx)
 
 
-def shared_bytes() -> int:
-    """Shared memory that this process has really taken, without what is garbage."""
-    gc.collect()
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem:"))
-
-
 def settings(root: Path, **more: object) -> dict[str, Any]:
     tier = {"type": "fs", "root": str(root), "max_bytes": "1GiB"}
     primary = {"num_chunks": 64, "policy": "lru"}
@@ -92,12 +85,12 @@ def rows(keys: list[kvstrata.OffloadKey], salt: bytes = b"") -> list[bytes]:
 def test_host_memory_is_given_back_and_taken_again(tmp_path: Path) -> None:
     keys = chain("abcdefghijklmnop")
     with kvstrata.open(settings(tmp_path)) as opened:
-        before = shared_bytes()
+        before = taken_bytes()
         opened.put(keys, rows(keys))
-        taken = shared_bytes() - before
+        taken = taken_bytes() - before
         assert taken >= 16 * 2**18
         opened.suspend(RELEASE)
-        assert shared_bytes() - before < taken / 8
+        assert taken_bytes() - before < taken / 8
         loaded = [bytearray(2**18) for _ in keys]
         assert opened.get(keys, loaded) == 16
         assert [bytes(row) for row in loaded] == rows(keys)
