@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from kvstrata.build import build_manager, check_memory, num_primary_chunks, tier_num_chunks
 from kvstrata.core.config import Config, PrimaryConfig, WritePolicy
 from kvstrata.core.keys import OffloadKey, make_offload_key
+from kvstrata.core.manager import SuspendMode
 from kvstrata.core.memory import row_bytes_for
 from kvstrata.core.settings import parse_bytes
 from kvstrata.kv_store import KVStore
@@ -67,10 +68,19 @@ def resolve_plan(config: Config, chunk_bytes: int) -> list[Capacity]:
 
 @dataclass(frozen=True, slots=True)
 class TierCheck:
-    """How one tier did; `problem` is None where every byte came back."""
+    """How one tier did.
+
+    Attributes:
+        name: The tier.
+        problem: What is wrong with it; None if nothing was found.
+        verdict: What was found, in words.
+        store_s: Seconds that it took to store.
+        load_s: Seconds that it took to load the same chunks.
+    """
 
     name: str
     problem: str | None
+    verdict: str
     store_s: float
     load_s: float
 
@@ -92,20 +102,21 @@ def _check_tier(config: Config, index: int, chunk_bytes: int, wait_s: float) -> 
     name = f"self-check-{secrets.token_hex(8)}"
     manager = build_manager(alone, chunk_bytes=chunk_bytes, namespace=name)
     keys = [make_offload_key(secrets.token_bytes(32), 0) for _ in range(NUM_CHUNKS)]
-    others = [make_offload_key(secrets.token_bytes(32), 0) for _ in range(NUM_CHUNKS)]
     with KVStore(manager, max_wait_s=wait_s) as store:
         rows = [secrets.token_bytes(chunk_bytes) for _ in keys]
         began_s = time.monotonic()
+        if "stores" in store.get_stats().tiers[tier.name].notes:
+            return TierCheck(tier.name, None, "started; it takes no stores to try it with", 0, 0)
         store.put(keys, rows)
         is_flushed = store.flush(wait_s)
         stored_s = time.monotonic()
-        store.put(others, rows)  # so that the first ones leave the primary
-        store.flush(wait_s)
+        store.suspend(SuspendMode.RELEASE, wait_s)  # the primary is empty now
         problem, load_s = _load_back(store, keys, rows)
         if problem is not None and not is_flushed:
             problem = f"storing did not end within {wait_s:g} s"
         store.clear()
-        return TierCheck(tier.name, problem, stored_s - began_s, load_s)
+        verdict = problem or "every byte came back"
+        return TierCheck(tier.name, problem, verdict, stored_s - began_s, load_s)
 
 
 def _load_back(

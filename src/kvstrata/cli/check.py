@@ -13,6 +13,7 @@ from rich.table import Table
 from kvstrata.config_sources import load_config
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.settings import parse_bytes
+from kvstrata.primary.region import why_no_huge_pages
 from kvstrata.self_check import Capacity, TierCheck, check_tiers, resolve_plan
 
 
@@ -34,10 +35,14 @@ def check(
         raise ConfigError("chunk_bytes", "is required, in the file or as --chunk-bytes")
     plan = resolve_plan(settings, size)
     checks = [] if plan_only else list(check_tiers(settings, size))
+    problem = why_no_huge_pages(shared=True) if settings.primary.huge_pages else "not asked for"
     if json_output:
-        print(json.dumps({"plan": list(map(asdict, plan)), "tiers": list(map(asdict, checks))}))
+        found = {"plan": list(map(asdict, plan)), "tiers": list(map(asdict, checks))}
+        print(json.dumps(found | {"huge_pages": problem or "allowed"}))
     else:
         _print(plan, checks)
+        if problem:
+            print(f"no huge pages for memory that workers map: {problem} (docs/vllm.md)")
     if any(tier.problem for tier in checks):
         raise typer.Exit(1)
 
@@ -59,7 +64,5 @@ def _print(plan: list[Capacity], checks: list[TierCheck]) -> None:
         )
     console.print(table)
     for check_ in checks:
-        verdict = check_.problem or "every byte came back"
-        console.print(
-            f"{check_.name}: {verdict} (store {check_.store_s:.3f} s, load {check_.load_s:.3f} s)"
-        )
+        times = f" (store {check_.store_s:.3f} s, load {check_.load_s:.3f} s)"
+        console.print(f"{check_.name}: {check_.verdict}{times if check_.store_s else ''}")

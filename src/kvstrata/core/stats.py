@@ -32,6 +32,7 @@ class Stats:
         tiers: One snapshot per secondary tier, by tier name.
         jobs: Copies in flight, oldest first.
         notes: Facts in words, by name, such as who owns the capacity; never a secret.
+            "stores": "none" for a tier that takes none.
         state: "ok", or in one word why not ("open", "full", "read_only", "closed").
     """
 

@@ -375,6 +375,7 @@ class TierHandle:
             },
             counters={**counters, **own.counters},
             jobs=[self._job_stats(item, now_s) for item in list(self.jobs.values())],
+            notes=own.notes if self.tier.accepts_stores else {**own.notes, "stores": "none"},
             state=self._state(own.state),
         )
 

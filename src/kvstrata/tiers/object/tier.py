@@ -58,6 +58,7 @@ class ObjectTier(SecondaryTierManager):
         client = kind(parsed, env.name, env.path)
         probe_store(client, parsed, env.path)
         self.is_persistent = parsed.scheme != "memory"
+        self.accepts_stores = not parsed.read_only
         self._board = Board(slots, env, parsed, client)
         self._removals = Removals(self._board)
         self._inventory = Inventory(self._board, self._removals)

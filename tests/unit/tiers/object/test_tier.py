@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("obstore")
 
+from kvstrata.build import build_manager
 from kvstrata.core.errors import ConfigError
 from kvstrata.core.events import EventKind, RemovalReason
 from kvstrata.core.keys import OffloadKey
@@ -385,6 +386,7 @@ def test_every_metric_is_in_the_table_and_in_the_snapshot(open_tier: Open) -> No
 def test_a_reader_stores_and_removes_nothing(open_tier: Open, folder: Path) -> None:
     store(open_tier(), 1, {A: 0})
     reader = open_tier(read_only=True)
+    assert not reader.accepts_stores, "so that nobody tries"
     assert look_up(reader, A) is LookupResult.HIT
     assert load(reader, 1, {A: 5}).failed == frozenset()
     assert store(reader, 2, {B: 1}).failed == {B}
@@ -402,6 +404,14 @@ def test_a_reader_keeps_no_cap(open_tier: Open, folder: Path) -> None:
         assert look_up(reader, A) is LookupResult.HIT
     assert len(objects(folder)) == 3
     assert reader.get_stats().notes["capacity"].startswith("owned by those that write")
+
+
+def test_who_owns_the_capacity_is_seen_through_the_manager() -> None:
+    tier = {"type": "object", "name": "bucket", "url": "memory://", "max_bytes": "1MiB"}
+    config = {"primary": {"num_chunks": 1}, "tiers": [tier]}
+    manager = build_manager(config, chunk_bytes=100, namespace="n")
+    assert manager.get_stats().tiers["bucket"].notes["capacity"].startswith("owned here")
+    manager.shutdown(1)
 
 
 def test_events_that_nobody_takes_do_not_pile_up(open_tier: Open) -> None:
