@@ -3,6 +3,7 @@
 import logging
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,20 @@ def test_an_endpoint_that_does_not_answer_is_named(server: S3Server) -> None:
         error = refusal(**proxy.settings("x", request_timeout_s=0.1))
     assert error.path == "tiers[1].endpoint"
     assert "did not answer within request_timeout_s (0.1 s)" in str(error)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(status=503, num_left=2), Faults(slow_bytes=10, num_left=2)],
+    ids=["busy", "slow"],
+)
+@pytest.mark.parametrize("method", ["LIST", "CREATE", "GET"])
+def test_a_store_that_is_slow_at_first_is_asked_again(
+    server: S3Server, method: str, faults: Faults
+) -> None:
+    with FaultProxy(server) as proxy:
+        proxy.faults = replace(faults, methods=frozenset({method}))
+        open_tier(**proxy.settings("slow", request_timeout_s=0.5)).shutdown()
 
 
 def test_tls_to_a_server_without_it_names_the_endpoint(server: S3Server) -> None:

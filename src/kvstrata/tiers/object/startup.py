@@ -15,6 +15,10 @@ T = TypeVar("T")
 
 logger = logging.getLogger("kvstrata.object")
 
+_NUM_TRIES: Final = 3
+_OVERLOADED: Final = frozenset({FailureKind.TIMEOUT, FailureKind.THROTTLED})
+"""What a store may answer that is there, and slow at first."""
+
 _PROBE_BYTES: Final = b"kvstrata looks whether it may write here; this object can be deleted\n"
 
 
@@ -40,10 +44,12 @@ def probe_store(client: ObjectClient, settings: ObjectSettings, path: str) -> No
 def _probe(client: ObjectClient, settings: ObjectSettings, path: str) -> None:
     name = f".probe/{os.urandom(8).hex()}"
 
-    def attempt(doing: str, request: Callable[[], T]) -> T:
+    def attempt(doing: str, request: Callable[[], T], num_left: int = _NUM_TRIES - 1) -> T:
         try:
             return request()
         except ObjectStoreError as error:
+            if num_left and error.kind in _OVERLOADED:
+                return attempt(doing, request, num_left - 1)
             raise _blame(error, doing, settings, path) from None
 
     attempt("list", lambda: next(client.find(None, num_max=1), None))
