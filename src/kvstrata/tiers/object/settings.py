@@ -1,5 +1,6 @@
 """What an object tier can be told, and secrets that no text shows."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -168,7 +169,12 @@ class ObjectSettings:
     @property
     def num_threads_max(self) -> int:
         """Requests at one time. Where processors are what they wait for, more cost more."""
-        return self.num_requests_max if self.bucket else min(self.num_requests_max, _LOCAL_MAX)
+        if self.bucket:
+            return self.num_requests_max
+        num_local_max = (
+            2 if self.scheme == "memory" else min(_LOCAL_MAX, len(os.sched_getaffinity(0)) + 1)
+        )
+        return min(self.num_requests_max, num_local_max)
 
     @property
     def cap_bytes(self) -> int | None:

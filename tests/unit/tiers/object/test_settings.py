@@ -137,7 +137,11 @@ def test_a_ca_bundle_that_is_none_is_named(tmp_path: Path, content: bytes | None
     assert caught.value.path == "tiers[1].ca_bundle"
 
 
-def test_a_store_without_a_network_has_few_requests_at_one_time() -> None:
+@pytest.mark.parametrize(("num_processors", "num_max"), [(1, 2), (2, 3), (64, 8)])
+def test_a_store_without_a_network_has_few_requests_at_one_time(
+    num_processors: int, num_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(num_processors)))
     urls = ("s3://bucket", "file:///x", "memory://")
-    assert [parse(url=url).num_threads_max for url in urls] == [64, 8, 8]
-    assert parse(url="file:///x", num_requests_max=3).num_threads_max == 3
+    assert [parse(url=url).num_threads_max for url in urls] == [64, num_max, 2]
+    assert parse(url="file:///x", num_requests_max=1).num_threads_max == 1
