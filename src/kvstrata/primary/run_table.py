@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from operator import eq
 
 from kvstrata.core.keys import OffloadKey
@@ -91,11 +92,11 @@ class RunTable:
 
     def absent(self, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
         """Return the distinct keys that have no slot, in order."""
-        run_of = self._run_of
-        are_absent = self._known_absent == keys or run_of.keys().isdisjoint(keys)
-        if are_absent and len(set(keys)) == len(keys):
-            return list(keys)
-        return [key for key in dict.fromkeys(keys) if key not in run_of]
+        if self._known_absent == keys:
+            absent = list(keys)
+        else:
+            absent = list(filterfalse(self._run_of.__contains__, keys))
+        return absent if len(set(absent)) == len(absent) else list(dict.fromkeys(absent))
 
     def resident_runs(self, keys: Sequence[OffloadKey]) -> list[Run]:
         """Return the runs, each once, that hold exactly the resident ones of `keys`.

@@ -30,3 +30,15 @@ def test_clear_forgets_everything() -> None:
     counts.set([numbered_key(0)], 5)
     counts.clear()
     assert list(counts.runs([numbered_key(0)])) == [(0, 1, 1)]
+
+
+def test_many_at_once_leave_what_one_after_the_other_leaves() -> None:
+    together, one_by_one = UseCounts(16, uses_max=10), UseCounts(16, uses_max=10)
+    keys = [numbered_key(i) for i in range(5_000)]  # more than there are cells: they collide
+    for start, uses in ((0, 3), (2_000, 5)):
+        together.set(keys[start:], uses)
+        for key in keys[start:]:
+            one_by_one.set([key], uses)
+    found = [list(together.runs([key])) for key in keys]
+    assert found == [list(one_by_one.runs([key])) for key in keys]
+    assert [(0, 1, 6)] in found
