@@ -103,7 +103,9 @@ class _SchedulerSide:
             device=current_platform.get_device_name(),
             kv_layout=kv_cache_config.kv_cache_layout,
         )
-        manager = build_manager(plan.config, chunk_bytes=plan.chunk_bytes, namespace=namespace)
+        manager = build_manager(
+            plan.config, chunk_bytes=plan.chunk_bytes, namespace=namespace, shared=plan.shared
+        )
         assert isinstance(manager.slots, HostRegion)
         self.region = manager.slots
         self.scheduler = OffloadingConnectorScheduler(manager, plan.offload)

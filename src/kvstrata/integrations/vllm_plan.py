@@ -39,12 +39,14 @@ class VllmPlan:
         offload: The engine as the connector sees it.
         block_bytes: Bytes of one block on one rank, of each group.
         layer_names: Of each group, in the order of its layers.
+        shared: Whether workers run in other processes than the scheduler.
     """
 
     config: Config
     offload: SchedulerOffloadConfig
     block_bytes: tuple[int, ...]
     layer_names: tuple[tuple[str, ...], ...]
+    shared: bool
 
     @property
     def chunk_bytes(self) -> int:
@@ -86,6 +88,7 @@ def make_plan(vllm_config: Any, kv_cache_config: Any) -> VllmPlan:  # noqa: ANN4
         offload=offload,
         block_bytes=(block_bytes,) * len(groups),
         layer_names=tuple(tuple(g.layer_names) for g in kv_cache_config.kv_cache_groups),
+        shared=vllm_config.parallel_config.distributed_executor_backend != "uni",
     )
 
 

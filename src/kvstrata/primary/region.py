@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Final, Self
 
@@ -22,6 +22,9 @@ CGROUP_USE = Path("/sys/fs/cgroup/memory.current")
 POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE of Linux 5.14, which Python does not name yet
 PREFAULT_BYTES: Final = 64 << 20  # at a time, so that signals are seen in between
 HUGE_PAGE_SETTINGS: Final = Path("/sys/kernel/mm/transparent_hugepage")
+
+_private: Final = weakref.WeakValueDictionary[int, mmap.mmap]()  # of this process, by number
+_numbers: Final = count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,21 @@ def why_no_huge_pages(*, shared: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RegionHandle:
-    """What another process of the same user needs to map the region; it may be pickled."""
+    """What `attach` needs to map a region; it may be pickled.
+
+    Attributes:
+        pid: The process that made the region.
+        name: Its descriptor of shared memory there, or the number of its private memory.
+        num_slots: Rows.
+        chunk_bytes: Payload of each row.
+        shared: Whether other processes of the same user can map the memory.
+    """
 
     pid: int
-    fd: int
+    name: int
     num_slots: int
     chunk_bytes: int
+    shared: bool
 
 
 class HostRegion(AlignedSlots):
@@ -82,21 +94,15 @@ class HostRegion(AlignedSlots):
     not (`why_no_huge_pages`).
     """
 
-    def __init__(self, num_slots: int, chunk_bytes: int, fd: int | None = None) -> None:
-        """Map an open memory file of the right size, or private memory without one.
-
-        The region owns the descriptor from now on.
-        """
+    def __init__(
+        self, num_slots: int, chunk_bytes: int, memory: mmap.mmap, name: int, *, shared: bool
+    ) -> None:
+        """Lay rows over mapped memory; `name` is as in `RegionHandle`, a descriptor is owned."""
         super().__init__(num_slots, chunk_bytes)
-        self._fd = fd
-        self._close_fd = None if fd is None else weakref.finalize(self, os.close, fd)  # in any case
-        if fd is None:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            self._memory = mmap.mmap(-1, self.reserved_bytes, flags=flags)
-            self._memory.madvise(mmap.MADV_DONTFORK)
-        else:
-            self._memory = mmap.mmap(fd, self.reserved_bytes)
-        self._view = memoryview(self._memory)
+        self._shared, self._name = shared, name
+        self._close_fd = weakref.finalize(self, os.close, name) if shared else None  # in any case
+        self._memory = memory
+        self._view = memoryview(memory)
 
     @classmethod
     def create(
@@ -133,24 +139,38 @@ class HostRegion(AlignedSlots):
                 f"{chunk_bytes} bytes), only {free.num_bytes} are free ({free.where}); "
                 "lower primary.num_chunks or primary.bytes",
             )
-        fd = None
         if shared:
-            fd = os.memfd_create("kvstrata", os.MFD_CLOEXEC)
-            os.ftruncate(fd, needed_bytes)
-        region = cls(num_slots, chunk_bytes, fd)
+            name = os.memfd_create("kvstrata", os.MFD_CLOEXEC)
+            os.ftruncate(name, needed_bytes)
+            memory = mmap.mmap(name, needed_bytes)
+        else:
+            name = next(_numbers)
+            memory = mmap.mmap(-1, needed_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            memory.madvise(mmap.MADV_DONTFORK)
+            _private[name] = memory
         with suppress(OSError):  # a kernel without them
-            region._memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
-        return region
+            memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
+        return cls(num_slots, chunk_bytes, memory, name, shared=shared)
 
     @classmethod
     def attach(cls, handle: RegionHandle) -> Self:
-        """Map the region of another process of the same user.
+        """Return a second region over one of this process, or a shared one of another process.
+
+        The memory is there until both are closed.
 
         Raises:
+            ContractError: It is private memory of another process, or is gone.
             OSError: That process ended or is another user's.
         """
-        fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC)
-        return cls(handle.num_slots, handle.chunk_bytes, fd)
+        name, shape = handle.name, (handle.num_slots, handle.chunk_bytes)
+        if handle.shared:
+            name = os.open(f"/proc/{handle.pid}/fd/{name}", os.O_RDWR | os.O_CLOEXEC)
+            memory = mmap.mmap(name, handle.num_slots * row_bytes_for(handle.chunk_bytes))
+            return cls(*shape, memory, name, shared=True)
+        private = _private.get(name) if handle.pid == os.getpid() else None
+        if private is None:
+            raise ContractError(f"private memory of process {handle.pid} can't be mapped here")
+        return cls(*shape, private, name, shared=False)
 
     def prefault(self) -> None:
         """Take all pages now: later writes find them, and what is not there shows at once.
@@ -180,14 +200,9 @@ class HostRegion(AlignedSlots):
 
     @property
     def handle(self) -> RegionHandle:
-        """What `attach` needs in another process; good while this region is open.
-
-        Raises:
-            ContractError: The memory is private.
-        """
-        if self._fd is None:
-            raise ContractError("private memory can't be mapped by others: create it as shared")
-        return RegionHandle(os.getpid(), self._fd, self._num_slots, self._chunk_bytes)
+        """What `attach` needs; good while this region is open."""
+        shape = self._num_slots, self._chunk_bytes
+        return RegionHandle(os.getpid(), self._name, *shape, self._shared)
 
     @override
     def row(self, slot: int, /) -> memoryview:
@@ -199,7 +214,7 @@ class HostRegion(AlignedSlots):
 
         They read as zeros until they are written again, which takes new memory.
         """
-        advice = mmap.MADV_DONTNEED if self._fd is None else mmap.MADV_REMOVE
+        advice = mmap.MADV_REMOVE if self._shared else mmap.MADV_DONTNEED
         for _, stretch in groupby(enumerate(sorted(slots)), key=lambda item: item[1] - item[0]):
             rows = [slot for _, slot in stretch]
             start, num_bytes = self.row_start(rows[0]), len(rows) * self._row_bytes

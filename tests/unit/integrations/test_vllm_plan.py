@@ -129,6 +129,16 @@ def test_groups_and_sizes_are_read_from_vllm() -> None:
     assert plan.config.tokens_per_chunk == 32
 
 
+@pytest.mark.parametrize(
+    ("backend", "shared"), [("uni", False), ("mp", True), (None, True), (object, True)]
+)
+def test_memory_is_private_only_where_the_worker_is_in_the_schedulers_process(
+    backend: object, *, shared: bool
+) -> None:
+    plan = make_plan(vllm_config(distributed_executor_backend=backend), kv_config())
+    assert plan.shared is shared
+
+
 def test_layers_of_one_kind_in_one_group_count_as_that_kind() -> None:
     specs = {"a": FullAttentionSpec(), "b": FullAttentionSpec()}
     plan = make_plan(vllm_config(), kv_config(group(UniformTypeKVCacheSpecs(16, specs))))

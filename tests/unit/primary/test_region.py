@@ -1,11 +1,14 @@
 """Host memory is taken lazily, mapped by others, never more than asked for, and never leaked."""
 
 import faulthandler
+import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +39,7 @@ sys.stdin.read()
 ATTACH = """
 import sys
 from kvstrata.primary.region import HostRegion, RegionHandle
-region = HostRegion.attach(RegionHandle(*map(int, sys.argv[1:])))
+region = HostRegion.attach(RegionHandle(*map(int, sys.argv[1:]), shared=True))
 assert bytes(region[1]) == b"a" * 5000
 region[2][:] = b"b" * 5000
 """
@@ -81,7 +84,7 @@ def test_prefaulting_works_on_a_kernel_that_can_not_do_it_itself(
 
 def test_memory_that_can_not_be_taken_is_an_error_and_no_crash() -> None:
     region = HostRegion.create(40, 2 * MIB)
-    os.ftruncate(region.handle.fd, 70 * MIB)  # the rest is not there for anybody
+    os.ftruncate(region.handle.name, 70 * MIB)  # the rest is not there for anybody
     with pytest.raises(ConfigError, match=rf"^primary.prefault: {64 * MIB} of {80 * MIB} bytes"):
         region.prefault()
     region.close()
@@ -187,7 +190,7 @@ def test_another_process_maps_the_same_memory() -> None:
     region = HostRegion.create(3, 5_000)
     region[1][:] = b"a" * 5_000
     handle = region.handle
-    numbers = (handle.pid, handle.fd, handle.num_slots, handle.chunk_bytes)
+    numbers = (handle.pid, handle.name, handle.num_slots, handle.chunk_bytes)
     subprocess.run([sys.executable, "-c", ATTACH, *map(str, numbers)], check=True)
     assert bytes(region[2]) == b"b" * 5_000
     region.close()
@@ -207,11 +210,20 @@ def test_memory_of_released_rows_is_given_back_and_the_others_keep_theirs(*, sha
     region.close()
 
 
-def test_private_memory_can_not_be_mapped_by_others_and_says_so() -> None:
-    region = HostRegion.create(1, 4_096, shared=False)
-    with pytest.raises(ContractError, match="private"):
-        _ = region.handle
+def test_private_memory_can_be_attached_to_in_its_own_process_only() -> None:
+    region = HostRegion.create(2, 5_000, shared=False)
+    handle = pickle.loads(pickle.dumps(region.handle))
+    second = HostRegion.attach(handle)
+    region[1][:] = b"x" * 5_000
     region.close()
+    assert bytes(second[1]) == b"x" * 5_000
+    with pytest.raises(ContractError, match="private memory of process 1 "):
+        HostRegion.attach(replace(handle, pid=1))
+    second.close()
+    del region, second
+    gc.collect()
+    with pytest.raises(ContractError, match="private"):
+        HostRegion.attach(handle)
 
 
 def test_no_child_gets_a_copy_of_private_memory() -> None:
