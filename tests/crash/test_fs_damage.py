@@ -43,7 +43,7 @@ PAYLOAD = [4096, 4096 + CHUNK_BYTES // 2, 4096 + CHUNK_BYTES - 1]
 def put(disk: Disk, name: ChunkName, row: memoryview, page: memoryview) -> bool:
     file = chunk_file.write(disk, name, row, page)
     try:
-        return disk.publish(file, name.path)
+        return chunk_file.publish(disk, file, name.path)
     finally:
         disk.discard(file)
 

@@ -40,8 +40,6 @@ def write(
     name: ChunkName,
     row: memoryview,
     page: memoryview,
-    *,
-    used_at_s: float = 0.0,
     expires_at_s: float = NEVER_S,
 ) -> OpenFile:
     """Write a chunk into a file that has not appeared: whole, or not at all.
@@ -51,19 +49,19 @@ def write(
         name: Which chunk.
         row: The payload and its padding: a whole number of 4096 bytes.
         page: For the header, overwritten.
-        used_at_s: Time of last use, seconds since 1970.
         expires_at_s: When it must be gone, seconds since 1970.
 
     Returns:
-        The open file, for `disk.publish` under `name.path`; in any case for `disk.discard`.
+        The open file, for `publish` under `name.path`; in any case for `disk.discard`.
 
     Raises:
         OSError: It could not be written; nothing of it is left.
     """
-    page[:] = encode_header(name.key, row[: name.chunk_bytes], name.namespace_digest, expires_at_s)
     file = disk.create(name.path.rpartition("/")[0])
     is_written = False
     try:
+        payload = row[: name.chunk_bytes]
+        page[:] = encode_header(name.key, payload, name.namespace_digest, expires_at_s)
         num_bytes = disk.write(file, [page, row])
         if num_bytes != HEADER_BYTES + len(row):
             is_full = disk.free_bytes() < len(row)
@@ -71,12 +69,23 @@ def write(
                 errno.ENOSPC if is_full else errno.EIO,
                 f"{num_bytes} of {HEADER_BYTES + len(row)} bytes written",
             )
-        disk.set_times(file, used_at_s, expires_at_s)
         is_written = True
     finally:
         if not is_written:
             disk.discard(file)
     return file
+
+
+def publish(
+    disk: Disk, file: OpenFile, path: str, used_at_s: float = 0.0, expires_at_s: float = NEVER_S
+) -> bool:
+    """Let a written chunk appear at once, with its times; False if there is a file of that name.
+
+    Raises:
+        OSError: It has not appeared.
+    """
+    disk.set_times(file, used_at_s, expires_at_s)
+    return disk.publish(file, path)
 
 
 def get(disk: Disk, name: ChunkName, row: memoryview, page: memoryview) -> ChunkHeader:

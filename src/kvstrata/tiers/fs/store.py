@@ -74,14 +74,8 @@ class ChunkStore:
             OSError: It could not be written; nothing of it is left, nor reserved.
         """
         try:
-            write.file = chunk_file.write(
-                self._disk,
-                self._name_of(write.key),
-                row,
-                page,
-                used_at_s=write.used_at_s,
-                expires_at_s=write.expires_at_s,
-            )
+            name = self._name_of(write.key)
+            write.file = chunk_file.write(self._disk, name, row, page, write.expires_at_s)
         finally:
             if write.file is None:
                 self.sweep.release(write)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kvstrata.core.clock import Clock
 from kvstrata.core.events import RemovalReason
 from kvstrata.core.keys import OffloadKey
+from kvstrata.tiers.fs import chunk_file
 from kvstrata.tiers.fs.disk import Disk, FoundFile
 from kvstrata.tiers.fs.index import Index, Write
 from kvstrata.tiers.fs.journal import Journal
@@ -126,7 +127,13 @@ class Sweep:
 
     def _appear(self, write: Write) -> Outcome:
         assert write.file is not None
-        has_appeared = self._disk.publish(write.file, self._chunks.path_of(write.key))
+        has_appeared = chunk_file.publish(
+            self._disk,
+            write.file,
+            self._chunks.path_of(write.key),
+            write.used_at_s,
+            write.expires_at_s,
+        )
         return Outcome.ARRIVED if has_appeared else Outcome.PRESENT
 
     def _unpublish(self, writes: Sequence[Write]) -> None:
