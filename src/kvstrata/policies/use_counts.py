@@ -3,15 +3,14 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
+from zlib import crc32
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
 from kvstrata.core.keys import OffloadKey
 
 _CELLS_PER_CHUNK: Final = 4
 _COUNT_MAX: Final = 15
-_SUM_MASK: Final = 0xFFFF_FFFF
 _NUM_AT_ONCE_MIN: Final = 64  # keys for which arrays are faster than a loop
 
 
@@ -33,18 +32,17 @@ class UseCounts:
     def set(self, keys: Sequence[OffloadKey], uses: int) -> None:
         """Remember how many requests held these chunks, which are not tracked any more."""
         if len(keys) >= _NUM_AT_ONCE_MIN:
-            sums = np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, len(keys))
-            sums = sums.astype(np.uint32)  # the lower half
+            sums = np.fromiter(map(crc32, keys), np.uint32, len(keys))
             np.frombuffer(self._cells, np.uint32)[sums & self._mask] = sums ^ np.uint32(uses)
             return
         cells, mask = self._cells, self._mask
-        for digest in map(xxh3_64_intdigest, keys):
-            cells[digest & mask] = digest & _SUM_MASK ^ uses
+        for crc in map(crc32, keys):
+            cells[crc & mask] = crc ^ uses
 
     def _uses(self, key: OffloadKey) -> int:
         """Return the number of uses when one is added."""
-        digest = xxh3_64_intdigest(key)
-        uses = self._cells[digest & self._mask] ^ digest & _SUM_MASK
+        crc = crc32(key)
+        uses = self._cells[crc & self._mask] ^ crc
         return min(self._uses_max, uses + 1) if uses <= _COUNT_MAX else 1
 
     def runs(self, keys: Sequence[OffloadKey]) -> Iterator[tuple[int, int, int]]:
